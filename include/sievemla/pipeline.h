@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// include/sievemla/pipeline.h -- the stages in order, over one workspace.
+//
+//   write latent row ─┐
+//   write index key ──┴─► index_queries ─► [ index_scores ─► topk ] by chunks of rows ─► attention
+//
+// combine() comes after, where ranks hold parts of the context.
+#pragma once
+#include <optional>
+
+#include "sievemla/attention.h"
+#include "sievemla/indexer.h"
+#include "sievemla/kv_cache.h"
+#include "sievemla/topk.h"
+
+namespace sievemla {
+
+inline constexpr std::int64_t kScoreBudgetBytes = std::int64_t{64} << 20;
+
+// Scores and selection together, in a fixed byte budget at any context length: the rows go through in chunks. The
+// result does not depend on the budget.
+struct SelectArgs {
+  IndexScoreArgs score;     // `logits` stays absent
+  std::int64_t width = 0;   // the longest length
+  TensorView positions;     // as TopkArgs
+  TensorView slots;         // as TopkArgs
+  SlotMap map;              // as TopkArgs
+  std::int64_t score_budget_bytes = kScoreBudgetBytes;  // of logits at a time; at least one row is always taken
+};
+void select(const Backend& backend, const SelectArgs& args, Workspace workspace, Stream stream = {});
+
+struct SelectBounds {
+  std::int64_t rows, heads, width, k;
+  std::int64_t score_budget_bytes = kScoreBudgetBytes;
+};
+std::int64_t select_workspace_bytes(const Backend& backend, const SelectBounds& bounds);
+
+// One layer of sparse attention. Layers that share an indexer leave `indexer` empty and pass the slots of the layer
+// before in attention.rows.
+struct SparseLayerArgs {
+  struct Indexer {
+    WriteIndexKeysArgs keys;
+    IndexQueryArgs queries;
+    SelectArgs select;
+  };
+  WriteLatentArgs latent;
+  std::optional<Indexer> indexer;
+  AttentionArgs attention;
+};
+void sparse_layer(const Backend& backend, const SparseLayerArgs& args, Workspace workspace, Stream stream = {});
+
+struct SparseLayerBounds {
+  SelectBounds select;
+  AttentionBounds attention;
+};
+std::int64_t sparse_layer_workspace_bytes(const Backend& backend, const SparseLayerBounds& bounds);
+
+}  // namespace sievemla

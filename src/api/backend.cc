@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/api/backend.cc -- which backends there are, and which one a name means.
+#include "sievemla/backend.h"
+
+#include <cstdlib>
+
+#include "cpu/threads.h"
+#include "sievemla/error.h"
+#include "version.h"
+
+namespace sievemla {
+namespace {
+
+constexpr int kMaxThreads = 4096;  // a bound on scratch: workspaces hold a part per worker
+
+CpuOptions checked(CpuOptions options) {
+  expects(options.threads >= 0 && options.threads <= kMaxThreads, "threads must be 0 (automatic) to 4096",
+          "backend cpu: threads", options.threads);
+  if (options.threads == 0) options.threads = cpu::default_threads();
+  return options;
+}
+
+}  // namespace
+
+std::string_view name_of(BackendKind kind) {
+  switch (kind) {
+    case BackendKind::reference: return "reference";
+    case BackendKind::cpu: return "cpu";
+    case BackendKind::cuda: return "cuda";
+  }
+  return "?";
+}
+
+std::string Backend::name() const {
+  std::string text(name_of(kind_));
+  if (kind_ == BackendKind::cuda && device_.index != 0) text += ":" + std::to_string(device_.index);
+  return text;
+}
+
+Backend Backend::reference() { return {BackendKind::reference, {}, {1, {}}}; }
+Backend Backend::cpu(CpuOptions options) { return {BackendKind::cpu, {}, checked(options)}; }
+Backend Backend::cuda(int device) {
+  throw Unsupported(error_message("the cuda backend needs a build with CUDA kernels", "backend",
+                                  "cuda:" + std::to_string(device) + " in a build without any"));
+}
+
+Backend Backend::by_name(std::string_view name, CpuOptions options) {
+  if (name == "auto") return best(options);
+  if (name == "reference") return reference();
+  if (name == "cpu") return cpu(options);
+  if (name == "cuda") return cuda(0);
+  if (name.starts_with("cuda:") && name.size() == 6 && name[5] >= '0' && name[5] <= '9') return cuda(name[5] - '0');
+  throw InvalidArgument(
+      error_message("a backend is one of auto, reference, cpu, cuda, cuda:0 .. cuda:9", "backend", "'", name, "'"));
+}
+
+Backend Backend::best(CpuOptions options) {
+  if (const char* forced = std::getenv("SIEVEMLA_BACKEND"); forced && *forced && std::string_view(forced) != "auto")
+    return by_name(forced, options);
+  return cpu(options);
+}
+
+void Backend::prepare() const {}
+
+void workspace_init(const Backend&, Workspace, Stream) {}
+
+std::string_view version() { return SIEVEMLA_VERSION; }
+std::string_view commit() { return SIEVEMLA_COMMIT; }
+
+}  // namespace sievemla

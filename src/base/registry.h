@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/base/registry.h -- a stage's kernels as data: one row each, best first. Dispatch, info, verify, bench and tests all
+// read the same rows.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "sievemla/backend.h"
+#include "sievemla/error.h"
+
+namespace sievemla::base {
+
+// What a kernel runs with, beside its arguments.
+struct Exec {
+  const Backend& backend;
+  Workspace workspace;  // at least workspace_bytes of the kernel; its contents are undefined on entry
+  Stream stream;
+};
+
+struct NoBounds {};
+
+template <class Args, class Bounds = NoBounds>
+struct Kernel {
+  const char* name;     // unique in the program: "<function>_<backend>[_<isa or arch>]"
+  BackendKind backend;
+  const char* needs;    // what the machine must have, in words; "" = nothing special
+  bool (*runs_here)();  // null = always
+  // The first thing in the (already checked) arguments that this kernel cannot do, in words; "" = serves them. Null =
+  // serves all.
+  std::string (*lacks)(const Args&);
+  void (*run)(const Args&, const Exec&);
+  std::int64_t (*workspace_bytes)(const Backend&, const Bounds&);  // null = none
+};
+
+// The first row of the backend that runs here and serves the arguments; else Unsupported with each row's reason.
+template <class Args, class Bounds>
+const Kernel<Args, Bounds>& pick(std::span<const Kernel<Args, Bounds>> rows, const Backend& backend, const Args& args,
+                                 const char* where) {
+  std::string reasons;
+  for (const auto& row : rows) {
+    if (row.backend != backend.kind()) continue;
+    std::string lack = row.runs_here && !row.runs_here() ? std::string("this machine lacks ") + row.needs
+                       : row.lacks                       ? row.lacks(args)
+                                                         : std::string();
+    if (lack.empty()) return row;
+    reasons += (reasons.empty() ? "" : "; ") + std::string(row.name) + ": " + lack;
+  }
+  if (reasons.empty()) reasons = "no kernel in this build";
+  throw Unsupported(error_message("a kernel must serve the call on backend " + backend.name(), where, reasons));
+}
+
+// Enough for whichever row is picked.
+template <class Args, class Bounds>
+std::int64_t workspace_bytes(std::span<const Kernel<Args, Bounds>> rows, const Backend& backend, const Bounds& bounds) {
+  std::int64_t most = 0;
+  for (const auto& row : rows)
+    if (row.backend == backend.kind() && row.workspace_bytes && (!row.runs_here || row.runs_here()))
+      most = std::max(most, row.workspace_bytes(backend, bounds));
+  return most;
+}
+
+}  // namespace sievemla::base

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+#include "cpu/threads.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace sievemla::cpu {
+
+int default_threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+void parallel_for(const Backend& backend, std::int64_t n, ParallelFor::Body body, void* body_context) {
+  if (n <= 0) return;
+  if (const ParallelFor& host = backend.host_parallel_for(); host.run) {
+    host.run(host.context, n, body, body_context);
+    return;
+  }
+#ifdef _OPENMP
+  const int threads = static_cast<int>(n < backend.threads() ? n : backend.threads());
+  if (threads > 1) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (std::int64_t i = 0; i < n; ++i) body(body_context, i, omp_get_thread_num());
+    return;
+  }
+#endif
+  for (std::int64_t i = 0; i < n; ++i) body(body_context, i, 0);
+}
+
+}  // namespace sievemla::cpu
