@@ -18,6 +18,17 @@ constexpr bf16 to_bf16(float x) {
   return {static_cast<std::uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16)};
 }
 
+// Rounds once. By way of f32 it would round twice: where f32 lands on the middle between two bf16, x says which side it
+// came from.
+constexpr bf16 to_bf16(double x) {
+  const float near = static_cast<float>(x);
+  const std::uint32_t u = std::bit_cast<std::uint32_t>(near);
+  const double back = static_cast<double>(near);
+  if ((u & 0xFFFFu) != 0x8000u || back == x || back != back) return to_bf16(near);
+  const bool outward = (back < x) == (back > 0);  // x is farther from zero than the middle
+  return to_bf16(std::bit_cast<float>(outward ? u + 1 : u - 1));
+}
+
 constexpr float to_f32(f16 x) {
   const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16;
   const std::uint32_t exponent = (x.bits >> 10) & 31u, mantissa = x.bits & 1023u;
