@@ -31,24 +31,31 @@ inline IndexKeyAddress index_key_address(const IndexCache& cache, std::int64_t s
   return {base + i * kIndexDim, base + cache.page_size() * kIndexDim + i * 4};
 }
 
+// 128 values of `dtype` (u8 = e4m3) that lie side by side: a key without its scale, or a head of a query.
+template <class Real>
+void load_index_values(DType dtype, const std::byte* from, Real* out) {
+  for (int i = 0; i < kIndexDim; ++i) {
+    switch (dtype) {
+      case DType::u8: out[i] = static_cast<Real>(kE4m3Value[static_cast<std::uint8_t>(from[i])]); break;
+      case DType::bf16: out[i] = static_cast<Real>(base::to_f32(reinterpret_cast<const bf16*>(from)[i])); break;
+      default: out[i] = static_cast<Real>(reinterpret_cast<const float*>(from)[i]); break;
+    }
+  }
+}
+
+// The scale of a key, 1 where the format has none.
+inline float load_index_scale(const IndexKeyAddress& at) {
+  float scale = 1.f;
+  if (at.scale) std::memcpy(&scale, at.scale, sizeof scale);
+  return scale;
+}
+
 // The key of a slot, WITHOUT its scale, which is returned (1 where the format has none).
 template <class Real>
 Real load_index_key(const IndexCache& cache, std::int64_t slot, Real* out) {
   const IndexKeyAddress at = index_key_address(cache, slot);
-  switch (cache.format) {
-    case IndexFormat::f32:
-      for (int i = 0; i < kIndexDim; ++i) out[i] = static_cast<Real>(reinterpret_cast<const float*>(at.key)[i]);
-      return 1;
-    case IndexFormat::bf16:
-      for (int i = 0; i < kIndexDim; ++i)
-        out[i] = static_cast<Real>(base::to_f32(reinterpret_cast<const bf16*>(at.key)[i]));
-      return 1;
-    case IndexFormat::fp8: break;
-  }
-  for (int i = 0; i < kIndexDim; ++i) out[i] = static_cast<Real>(kE4m3Value[static_cast<std::uint8_t>(at.key[i])]);
-  float scale;
-  std::memcpy(&scale, at.scale, sizeof scale);
-  return static_cast<Real>(scale);
+  load_index_values(cache.pages.dtype, at.key, out);
+  return static_cast<Real>(load_index_scale(at));
 }
 
 }  // namespace sievemla::kv
