@@ -51,15 +51,11 @@ void check(const Backend& backend, const WriteIndexKeysArgs& args) {
           args.norm_eps);
   const std::int64_t tokens = args.k.dim(0);
   check_rope(backend, args.rope, tokens, where + "rope");
-  check_tensor(backend, args.slots, {tokens}, {DType::i32, DType::i64}, where + "slots");
   api::check_cache(backend, args.cache, where + "cache");
+  api::check_write_slots(backend, args.slots, tokens, args.cache.slots(), where + "slots");
   if (!host(backend)) return;
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const std::int64_t slot = base::load_int(args.slots, t);
-    if (slot < 0) continue;  // a skipped token may hold anything
-    check_index(slot, args.cache.slots(), "a slot must lie in the cache", where + "slots", t);
-    check_position(args.rope, t, where + "rope");
-  }
+  for (std::int64_t t = 0; t < tokens; ++t)
+    if (base::load_int(args.slots, t) >= 0) check_position(args.rope, t, where + "rope");  // else the token is skipped
 }
 
 void check(const Backend& backend, const IndexQueryArgs& args) {

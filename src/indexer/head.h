@@ -10,13 +10,9 @@
 #include "base/fault.h"
 #include "base/view.h"
 #include "kv/index_page.h"
-#include "kv/quantise.h"
 #include "sievemla/indexer.h"
 
 namespace sievemla::stage::indexer {
-
-// amax is raised to these before it is divided by 448, as engines do.
-inline constexpr float kKeyFloor = 1e-4f, kQueryFloor = 1e-10f;
 
 // A NaN stays a NaN.
 template <class Real>
@@ -75,24 +71,6 @@ class TokenRope {
   Real cos_[kPairs], sin_[kPairs];  // unset where nothing is rotated
 };
 
-// Stores a head as `dtype` and returns its scale: 1, or what quantise_group chose for u8 = e4m3. The head is rounded to
-// f32 before it is quantised, so given these bits the codes are defined; backends may differ by one code where their
-// f32 values straddle a rounding edge.
-template <class Real>
-float store_head(const Real* x, DType dtype, ScaleRule rule, float floor, std::byte* out) {
-  if (dtype == DType::u8) {
-    float rounded[kIndexDim];
-    for (int i = 0; i < kIndexDim; ++i) rounded[i] = static_cast<float>(x[i]);
-    return kv::quantise_group(rounded, kIndexDim, rule, floor, reinterpret_cast<std::uint8_t*>(out));
-  }
-  if (dtype == DType::bf16) {
-    for (int i = 0; i < kIndexDim; ++i) reinterpret_cast<bf16*>(out)[i] = base::to_bf16(x[i]);
-  } else {
-    for (int i = 0; i < kIndexDim; ++i) reinterpret_cast<float*>(out)[i] = static_cast<float>(x[i]);
-  }
-  return 1.f;
-}
-
 // ---- what the two writers do for one key, one head --------------------------------------------------
 
 // The slot may be negative: skipped, and then nothing of the token is read.
@@ -104,9 +82,7 @@ void write_key(const WriteIndexKeysArgs& args, std::int64_t token) {
   for (int i = 0; i < kIndexDim; ++i) key[i] = static_cast<Real>(base::load_f32(args.k, token, i));
   layer_norm(key, args.norm_weight, args.norm_bias, args.norm_eps);
   TokenRope<Real>(args.rope, token)(key);
-  const kv::IndexKeyAddress at = kv::index_key_address(args.cache, slot);
-  const float scale = store_head(key, args.cache.pages.dtype, args.scale, kKeyFloor, at.key);
-  if (at.scale) std::memcpy(at.scale, &scale, sizeof scale);
+  kv::store_index_key(args.cache, slot, key, args.scale);
 }
 
 template <class Real>
@@ -116,7 +92,7 @@ void write_query(const IndexQueryArgs& args, const TokenRope<Real>& rope, std::i
   rope(q);
   std::byte* out = static_cast<std::byte*>(args.out_q.data) +
                    base::offset(args.out_q, token, head) * size_of(args.out_q.dtype);
-  const float scale = store_head(q, args.out_q.dtype, args.scale, kQueryFloor, out);
+  const float scale = kv::store_index_values(q, args.out_q.dtype, args.scale, kv::kIndexQueryFloor, out);
   const Real weight = static_cast<Real>(base::load_f32(args.weights, token, head));
   *base::at<float>(args.out_weights, token, head) =
       static_cast<float>(weight * static_cast<Real>(args.weight_scale) * static_cast<Real>(scale));

@@ -59,21 +59,32 @@ Real load_index_key(const IndexCache& cache, std::int64_t slot, Real* out) {
   return static_cast<Real>(load_index_scale(at));
 }
 
-inline constexpr float kIndexAmaxFloor = 1e-4f;  // of engines, so that an all-zero key gets their bytes too
+// amax is raised to these before it is divided by 448, as engines do, so that an all-zero key gets their bytes too.
+inline constexpr float kIndexKeyFloor = 1e-4f, kIndexQueryFloor = 1e-10f;
 
-// Writes the key of a slot; fp8: quantised with one scale.
-inline void store_index_key(const IndexCache& cache, std::int64_t slot, const float* key, ScaleRule rule) {
-  const IndexKeyAddress at = index_key_address(cache, slot);
-  switch (cache.format) {
-    case IndexFormat::f32: std::memcpy(at.key, key, kIndexDim * sizeof(float)); return;
-    case IndexFormat::bf16:
-      for (int i = 0; i < kIndexDim; ++i) reinterpret_cast<bf16*>(at.key)[i] = base::to_bf16(key[i]);
-      return;
-    case IndexFormat::fp8: break;
+// Stores 128 values as `dtype`, rounded once, and returns their scale: 1, or what quantise_group chose for u8 = e4m3.
+// There the values are rounded to f32 first: given those bits the codes are defined, and backends may differ by one code
+// where their f32 values straddle a rounding edge.
+template <class Real>
+float store_index_values(const Real* x, DType dtype, ScaleRule rule, float floor, std::byte* to) {
+  if (dtype == DType::u8) {
+    float rounded[kIndexDim];
+    for (int i = 0; i < kIndexDim; ++i) rounded[i] = static_cast<float>(x[i]);
+    return quantise_group(rounded, kIndexDim, rule, floor, reinterpret_cast<std::uint8_t*>(to));
   }
-  const float scale =
-      quantise_group(key, kIndexDim, rule, kIndexAmaxFloor, reinterpret_cast<std::uint8_t*>(at.key));
-  std::memcpy(at.scale, &scale, sizeof scale);
+  base::visit_real(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int i = 0; i < kIndexDim; ++i) reinterpret_cast<T*>(to)[i] = base::round_to<T>(x[i]);
+  });
+  return 1.f;
+}
+
+// Writes the key of a slot, and its scale where the format has one.
+template <class Real>
+void store_index_key(const IndexCache& cache, std::int64_t slot, const Real* key, ScaleRule rule) {
+  const IndexKeyAddress at = index_key_address(cache, slot);
+  const float scale = store_index_values(key, cache.pages.dtype, rule, kIndexKeyFloor, at.key);
+  if (at.scale) std::memcpy(at.scale, &scale, sizeof scale);
 }
 
 }  // namespace sievemla::kv
