@@ -28,7 +28,7 @@ struct Tile {
   float scale[kKeys];
   bool missing[kKeys];  // its page lies nowhere: the score is -inf
   std::int64_t request, first;
-  int count;  // keys unpacked so far; what lies beyond is finite and its scores go nowhere
+  int count;  // keys unpacked so far; the scores of what lies beyond go nowhere
 
   void clear() {
     std::memset(static_cast<void*>(this), 0, sizeof *this);
