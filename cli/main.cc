@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // cli/main.cc -- the sievemla program: picks the command, and turns whatever it throws into one line and an exit status.
+#include <cstdio>
+#include <exception>
 #include <new>
 
 #include "cli/options.h"
@@ -74,24 +76,28 @@ int run_program(int argc, char** argv) {
   for (const Command& command : commands)
     if (command.app->parsed()) return command.action();
   print(program.help());
-  return kWrongUse;
+  throw InvalidArgument(error_message("the first argument is a command", program.get_name(), "none"));
 }
 
 // The exit status, after everything was said.
 int guarded(int argc, char** argv) {
+  const auto fail = [](Exit exit, std::string_view message) {
+    std::fflush(stdout);  // what there is of the results comes first
+    complain(message);
+    return exit;
+  };
   try {
     const int exit = run_program(argc, argv);
     flush();
     return exit;
+  } catch (const CheckFailed& error) {
+    return fail(kCheckFailed, error.what());
   } catch (const DeviceError& error) {
-    complain(error.what());
-    return kDevice;
+    return fail(kDevice, error.what());
   } catch (const std::bad_alloc&) {
-    complain(error_message("memory must suffice for the request", "host", "an allocation that failed"));
-    return kDevice;
+    return fail(kDevice, error_message("memory must suffice for the request", "host", "an allocation that failed"));
   } catch (const std::exception& error) {
-    complain(error.what());
-    return kWrongUse;
+    return fail(kWrongUse, error.what());
   }
 }
 

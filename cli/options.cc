@@ -60,14 +60,13 @@ CLI::Option* add_threads(CLI::App& command, std::int64_t& threads) {
 
 CpuOptions cpu_options(std::int64_t threads) { return {static_cast<int>(threads), {}}; }
 
+CLI::Option* add_backend(CLI::App& command, std::string& backend, const std::string& help) {
+  return command.add_option("--backend", backend, help)->type_name("B")->default_str(backend);
+}
+
 std::vector<Backend> backends_named(const std::string& name, CpuOptions options) {
-  if (name != "all") return {Backend::by_name(name, options)};
-  std::vector<Backend> all = {Backend::reference(), Backend::cpu(options)};
-  try {
-    all.push_back(Backend::cuda());
-  } catch (const Error&) {  // not in this build, or no device: "all" means all there are
-  }
-  return all;
+  if (name == "all") return {Backend::reference(), Backend::cpu(options)};
+  return {Backend::by_name(name, options)};
 }
 
 }  // namespace sievemla::cli

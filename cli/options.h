@@ -40,7 +40,8 @@ CLI::Option* add_choice(CLI::App& command, const std::string& names, std::string
 CLI::Option* add_threads(CLI::App& command, std::int64_t& threads);
 CpuOptions cpu_options(std::int64_t threads);
 
-// The host backends whose results a command compares: "all" = reference and cpu, and every CUDA device of this build.
+// --backend, and the backends it stands for: "all" = reference and cpu.
+CLI::Option* add_backend(CLI::App& command, std::string& backend, const std::string& help);
 std::vector<Backend> backends_named(const std::string& name, CpuOptions options);
 
 }  // namespace sievemla::cli

@@ -12,7 +12,6 @@
 #include <cstring>
 
 #include "sievemla/backend.h"
-#include "sievemla/error.h"
 
 namespace sievemla::cli {
 namespace {

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sievemla/error.h"
+
 namespace sievemla::cli {
 
 // What the process returns. The help text of the program lists them.
@@ -19,6 +21,11 @@ enum Exit : int {
   kCheckFailed = 1,  // the program ran, and a result is not what it should be
   kWrongUse = 2,     // arguments, files, or a request that no kernel here serves
   kDevice = 3,       // the device refused, or memory ran out
+};
+
+// The results are out, and one of them is not what it should be: kCheckFailed.
+struct CheckFailed : Error {
+  using Error::Error;
 };
 
 using Json = nlohmann::ordered_json;
