@@ -14,6 +14,7 @@
 
 #include "base/view.h"
 #include "kv/e4m3.h"
+#include "kv/quantise.h"
 #include "sievemla/kv_format.h"
 
 namespace sievemla::kv {
@@ -49,6 +50,23 @@ Real load_index_key(const IndexCache& cache, std::int64_t slot, Real* out) {
   float scale;
   std::memcpy(&scale, at.scale, sizeof scale);
   return static_cast<Real>(scale);
+}
+
+inline constexpr float kIndexAmaxFloor = 1e-4f;  // of engines, so that an all-zero key gets their bytes too
+
+// Writes the key of a slot; fp8: quantised with one scale.
+inline void store_index_key(const IndexCache& cache, std::int64_t slot, const float* key, ScaleRule rule) {
+  const IndexKeyAddress at = index_key_address(cache, slot);
+  switch (cache.format) {
+    case IndexFormat::f32: std::memcpy(at.key, key, kIndexDim * sizeof(float)); return;
+    case IndexFormat::bf16:
+      for (int i = 0; i < kIndexDim; ++i) reinterpret_cast<bf16*>(at.key)[i] = base::to_bf16(key[i]);
+      return;
+    case IndexFormat::fp8: break;
+  }
+  const float scale =
+      quantise_group(key, kIndexDim, rule, kIndexAmaxFloor, reinterpret_cast<std::uint8_t*>(at.key));
+  std::memcpy(at.scale, &scale, sizeof scale);
 }
 
 }  // namespace sievemla::kv
