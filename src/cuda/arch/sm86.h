@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cuda/arch/sm86.h -- RTX 3090, A40, A10: Sm80 with little shared memory. Its PTX is also the fallback for GPUs
+// that no other config was built for: it asks for the least.
+#pragma once
+#include "cuda/arch/sm80.h"
+
+namespace sievemla::cuda {
+
+struct Sm86 : Sm80 {
+  static constexpr int kSm = 86;
+  static constexpr int kSmemBytes = 99 * 1024;  // of 100 KiB an SM
+};
+static_assert(CudaArch<Sm86>);
+
+}  // namespace sievemla::cuda
