@@ -70,7 +70,7 @@ std::vector<Choice> route(const Config& c, const std::vector<float>& bias, const
   for (const std::int64_t e : chosen) sum += score[static_cast<std::size_t>(e)];
   std::vector<Choice> out;
   for (const std::int64_t e : chosen)
-    out.push_back({e, score[static_cast<std::size_t>(e)] / (c.norm_topk_prob ? sum : 1) * c.routed_scaling_factor});
+    out.push_back({e, score[static_cast<std::size_t>(e)] / (c.norm_topk_prob ? sum + 1e-20 : 1) * c.routed_scaling_factor});
   return out;
 }
 
