@@ -33,7 +33,7 @@ constexpr std::uint8_t to_e4m3(float x) {
   }
   magnitude += 0x7FFFFu + ((magnitude >> 20) & 1u);  // round at bit 20, the last kept mantissa bit
   magnitude = (magnitude >> 20) - (120u << 3);       // rebias 127 -> 7
-  return static_cast<std::uint8_t>(sign | (magnitude > 0x7Eu ? 0x7Eu : magnitude));
+  return static_cast<std::uint8_t>(sign | magnitude);
 }
 
 // All 256 values.

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+#include "sievemla/attention.h"
+
+#include <limits>
+#include <string>
+#include <variant>
+
+#include "api/checks.h"
+#include "attention/registry.h"
+#include "attention/rows.h"
+#include "base/view.h"
+#include "sievemla/error.h"
+
+namespace sievemla {
+namespace {
+
+using stage::attention::Rows;
+
+constexpr std::int64_t kMostHeads = 128;
+
+void check_rows(const Backend& backend, const Slots& slots, std::int64_t tokens) {
+  const TensorView& indices = slots.indices;
+  const bool folded = indices.rank == 3;
+  if (folded) {
+    api::check_tensor(backend, indices, {api::kAny, api::kAny, api::kAny}, {DType::i32, DType::i64},
+                      "attention: rows.indices");
+    expects(tokens == 0 ? indices.dim(0) * indices.dim(1) == 0
+                        : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
+            "indices must be [requests, q_len, topk] with requests * q_len tokens", "attention: rows.indices",
+            api::describe(indices), " for ", tokens, " tokens");
+  } else {
+    api::check_tensor(backend, indices, {tokens, api::kAny}, {DType::i32, DType::i64}, "attention: rows.indices");
+  }
+  if (slots.topk_length)
+    api::check_tensor(backend, slots.topk_length, {tokens}, {DType::i32}, "attention: rows.topk_length");
+}
+
+void check_rows(const Backend& backend, const BlockTable& blocks, std::int64_t tokens) {
+  api::check_tensor(backend, blocks.table, {api::kAny, api::kAny}, {DType::i32}, "attention: rows.table");
+  const std::int64_t requests = blocks.table.dim(0);
+  expects(tokens == 0 || (requests > 0 && tokens % requests == 0), "tokens must be requests * q_len",
+          "attention: rows.table", tokens, " tokens, ", requests, " requests");
+  api::check_tensor(backend, blocks.lengths, {requests}, {DType::i32}, "attention: rows.lengths");
+}
+
+// Debug mode, on the host: every entry that a lane goes through is -1 or inside the cache.
+void check_entries(const Rows& rows, std::int64_t tokens) {
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t i = 0; i < rows.entries(t); ++i)
+      if (const std::int64_t entry = rows.entry(t, i); entry < -1 || entry >= rows.pages())
+        throw InvalidArgument(error_message(
+            "with check_indices a slot or page must be -1 or in [0, " + std::to_string(rows.pages()) + ")",
+            "attention: rows", entry, " at [", t, ", ", i, "]"));
+}
+
+void check(const Backend& backend, const AttentionArgs& args) {
+  api::check_cache(backend, args.kv, "attention: kv");
+  const std::int64_t latent = args.kv.latent, rope = args.kv.rope;
+  api::check_tensor(backend, args.q, {api::kAny, api::kAny, args.q_rope ? latent : latent + rope},
+                    {DType::bf16, DType::f32}, "attention: q");
+  const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
+  expects(heads >= 1 && heads <= kMostHeads, "heads must be 1 to 128", "attention: q", heads);
+  if (args.q_rope) api::check_tensor(backend, args.q_rope, {tokens, heads, rope}, {args.q.dtype}, "attention: q_rope");
+  std::visit([&](const auto& rows) { check_rows(backend, rows, tokens); }, args.rows);
+  expects(args.scale > 0 && args.scale <= std::numeric_limits<float>::max(), "scale must be positive and finite",
+          "attention: scale", args.scale);
+  if (args.sink) api::check_tensor(backend, args.sink, {heads}, {DType::f32}, "attention: sink");
+  api::check_tensor(backend, args.out, {tokens, heads, latent}, {DType::bf16, DType::f32}, "attention: out");
+  if (args.lse) api::check_tensor(backend, args.lse, {tokens, heads}, {DType::f32}, "attention: lse");
+}
+
+}  // namespace
+
+void attention(const Backend& backend, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  check(backend, args);
+  const auto& kernel = base::pick(stage::attention::kernels(), backend, args, "attention");
+  const std::int64_t tokens = args.q.dim(0);
+  const Rows rows(args);
+  if (args.check_indices) check_entries(rows, tokens);
+  const AttentionBounds bounds{tokens, args.q.dim(1), rows.most_lanes(tokens), args.kv.latent, args.kv.rope};
+  const std::int64_t needed = kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0;
+  api::check_workspace(workspace, needed, "attention: workspace");
+  if (tokens > 0) kernel.run(args, {backend, workspace, stream});
+}
+
+std::int64_t attention_workspace_bytes(const Backend& backend, const AttentionBounds& bounds) {
+  expects(bounds.tokens >= 0 && bounds.lanes >= 0, "bounds must not be negative", "attention_workspace_bytes",
+          bounds.tokens, " tokens, ", bounds.lanes, " lanes");
+  expects(bounds.heads >= 1 && bounds.heads <= kMostHeads, "heads must be 1 to 128", "attention_workspace_bytes",
+          bounds.heads);
+  expects(bounds.latent >= 1 && bounds.rope >= 0, "the row must have a latent", "attention_workspace_bytes",
+          bounds.latent, " + ", bounds.rope);
+  return base::workspace_bytes(stage::attention::kernels(), backend, bounds);
+}
+
+}  // namespace sievemla

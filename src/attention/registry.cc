@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+#include "attention/registry.h"
+
+namespace sievemla::stage::attention {
+
+std::span<const Kernel> kernels() {
+  static const Kernel rows[] = {kReference, kCpuPortable};
+  return rows;
+}
+
+}  // namespace sievemla::stage::attention

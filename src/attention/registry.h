@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/registry.h -- the kernels of stage 3, best first within a backend.
+#pragma once
+#include <span>
+
+#include "base/registry.h"
+#include "sievemla/attention.h"
+
+namespace sievemla::stage::attention {
+
+// Kernels get checked arguments, and `lanes` of their bounds is at least Rows::lanes of every token.
+using Kernel = base::Kernel<AttentionArgs, AttentionBounds>;
+std::span<const Kernel> kernels();
+
+extern const Kernel kReference;
+extern const Kernel kCpuPortable;
+
+}  // namespace sievemla::stage::attention
