@@ -8,8 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Room -> the rooms it may include, beside itself. A stage never includes another stage; they meet in api.
-STAGES = {stage: {"cpu", "cuda", "kv", "base", "include"} for stage in ("indexer", "topk", "attention", "combine")}
+# Room -> the rooms it may include, beside itself. A stage never includes another stage; they meet in api. The kernels of
+# src/kv, which write and gather rows, are the room `write`: a stage like the others, on top of the row types.
+STAGES = {stage: {"cpu", "cuda", "kv", "base", "include"} for stage in "write indexer topk attention combine".split()}
 LAYERS = {
     "include": set(),
     "base": {"include"},
@@ -28,7 +29,7 @@ SYSTEM = {
     "cpu": r"omp\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h",
     "cuda": r"(cuda|cub|cooperative_groups|nv)[\w/.]*",
     "model": r"nlohmann/json\.hpp|fcntl\.h|unistd\.h|sys/(mman|stat)\.h",
-    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|unistd\.h|sys/\w+\.h",
+    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|sched|cpuid|sys/\w+)\.h",
 }
 NEVER_INCLUDED = {"iostream", "ranges", "format", "print", "cassert", "ctime", "csignal"}
 NEVER_CALLED = re.compile(
@@ -40,16 +41,20 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 
 
+def room_below_src(path):
+    """Room of a file named as in an #include: "topk/registry.h"."""
+    if path.parts[0] == "kv" and (path.parts[1] in {"cpu", "cuda"} or path.stem in {"registry", "reference"}):
+        return "write"
+    return path.parts[0] if len(path.parts) > 1 else path.stem
+
+
 def room_of(path):
     """Room of a file below src, include or cli, as LAYERS names it."""
-    top = path.parts[0]
-    return path.parts[1] if top == "src" else top
+    return room_below_src(path.relative_to("src")) if path.parts[0] == "src" else path.parts[0]
 
 
 def room_of_include(name):
-    if name.startswith("sievemla/"):
-        return "include"
-    return Path(name).stem if "/" not in name else name.split("/")[0]
+    return "include" if name.startswith("sievemla/") else room_below_src(Path(name))
 
 
 def code_of(text):
@@ -103,6 +108,8 @@ def self_test():
         ("src/attention/a.cc", '#include "topk/topk.h"'),
         ("src/attention/cpu/a.cc", '#include "topk/topk.h"'),
         ("src/kv/a.h", '#include "cpu/threads.h"'),
+        ("src/kv/a.h", '#include "kv/registry.h"'),
+        ("src/topk/a.h", '#include "kv/registry.h"'),
         ("src/base/a.h", '#include "api/checks.h"'),
         ("src/api/a.cc", '#include "model/decoder.h"'),
         ("src/topk/a.cc", "#include <fmt/format.h>"),
@@ -117,6 +124,7 @@ def self_test():
     ]
     good = [
         ("src/attention/a.cc", '#include "kv/formats.h"'),
+        ("src/kv/cpu/a.cc", '#include "cpu/threads.h"'),
         ("src/attention/cuda/a.cu", "#include <cuda_bf16.h>"),
         ("src/api/a.cc", '#include "version.h"'),
         ("src/api/a.cc", '// abort() is never called\nauto text = "exit(1)"; x.exit(); on_exit();'),

@@ -20,9 +20,12 @@ int main() {
   args.out = tensor(out.data(), {1, 1, 512});
 
   const Backend backend = Backend::reference();
-  std::vector<char> scratch(static_cast<std::size_t>(attention_workspace_bytes(backend, {1, 1, 1})) + kWorkspaceAlign);
-  const auto misaligned = reinterpret_cast<std::uintptr_t>(scratch.data()) % kWorkspaceAlign;
-  attention(backend, args, {scratch.data() + kWorkspaceAlign - misaligned, std::int64_t(scratch.size()) - kWorkspaceAlign});
+  struct alignas(kWorkspaceAlign) Block {
+    char bytes[kWorkspaceAlign];
+  };
+  const std::int64_t bytes = attention_workspace_bytes(backend, {1, 1, 1});
+  std::vector<Block> scratch(static_cast<std::size_t>(bytes / kWorkspaceAlign + 1));
+  attention(backend, args, {scratch.data(), bytes});
   for (const float x : out)
     if (x != 0.5f) return std::printf("sievemla %s: got %g\n", version().data(), x), 1;
   return 0;
