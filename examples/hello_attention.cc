@@ -19,8 +19,8 @@ void run() {
   // A cache of 8 slots, and new tokens for three of them: token t is the constant t + 1.
   std::vector<bf16> pages(kPages * kPageSize * (kLatent + kRope));
   const KvCache cache{KvFormat::bf16, kLatent, kRope, tensor(pages.data(), {kPages, kPageSize, kLatent + kRope})};
-  std::vector<float> latent(3 * kLatent), rope(3 * kRope, 0.0f);
-  for (std::size_t i = 0; i < latent.size(); ++i) latent[i] = static_cast<float>(i / kLatent + 1);
+  std::vector<float> latent, rope(3 * kRope, 0.0f);
+  for (const float constant : {1.0f, 2.0f, 3.0f}) latent.insert(latent.end(), kLatent, constant);
   const std::vector<std::int32_t> written = {5, 0, 2};
   WriteLatentArgs write;
   write.latent = tensor(latent.data(), {3, kLatent});

@@ -4,6 +4,7 @@
 #include <sievemla/sievemla.h>
 
 #include <cstdio>
+#include <string>
 #include <vector>
 
 int main() {
@@ -27,6 +28,6 @@ int main() {
   std::vector<Block> scratch(static_cast<std::size_t>(bytes / kWorkspaceAlign + 1));
   attention(backend, args, {scratch.data(), bytes});
   for (const float x : out)
-    if (x != 0.5f) return std::printf("sievemla %s: got %g\n", version().data(), x), 1;
+    if (x != 0.5f) return std::printf("sievemla %s: got %g\n", std::string(version()).c_str(), x), 1;
   return 0;
 }
