@@ -25,8 +25,9 @@ void check_rows(const Backend& backend, const Slots& slots, std::int64_t tokens)
   if (folded) {
     api::check_tensor(backend, indices, {api::kAny, api::kAny, api::kAny}, {DType::i32, DType::i64},
                       "attention: rows.indices");
-    expects(tokens == 0 ? indices.dim(0) * indices.dim(1) == 0
-                        : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
+    expects(tokens == 0
+                ? indices.dim(0) * indices.dim(1) == 0
+                : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
             "indices must be [requests, q_len, topk] with requests * q_len tokens", "attention: rows.indices",
             api::describe(indices), " for ", tokens, " tokens");
   } else {
@@ -74,7 +75,7 @@ void check(const Backend& backend, const AttentionArgs& args) {
 
 void attention(const Backend& backend, const AttentionArgs& args, Workspace workspace, Stream stream) {
   check(backend, args);
-  const auto& kernel = base::pick(stage::attention::kernels(), backend, args, "attention");
+  const auto& kernel = base::pick(stage::attention::attention_kernels(), backend, args, "attention");
   const std::int64_t tokens = args.q.dim(0);
   const Rows rows(args);
   if (args.check_indices) check_entries(rows, tokens);
@@ -91,7 +92,7 @@ std::int64_t attention_workspace_bytes(const Backend& backend, const AttentionBo
           bounds.heads);
   expects(bounds.latent >= 1 && bounds.rope >= 0, "the row must have a latent", "attention_workspace_bytes",
           bounds.latent, " + ", bounds.rope);
-  return base::workspace_bytes(stage::attention::kernels(), backend, bounds);
+  return base::workspace_bytes(stage::attention::attention_kernels(), backend, bounds);
 }
 
 }  // namespace sievemla

@@ -85,6 +85,7 @@ std::int64_t workspace_bytes(const Backend&, const AttentionBounds& bounds) {
 
 }  // namespace
 
-constinit const Kernel kReference = {"attention_reference", BackendKind::reference, "", nullptr, nullptr, run, workspace_bytes};
+constinit const AttentionKernel kReference = {"attention_reference", BackendKind::reference, "", nullptr, nullptr, run,
+                                              workspace_bytes};
 
 }  // namespace sievemla::stage::attention

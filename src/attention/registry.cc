@@ -4,8 +4,8 @@
 
 namespace sievemla::stage::attention {
 
-std::span<const Kernel> kernels() {
-  static const Kernel rows[] = {kReference, kCpuPortable};
+std::span<const AttentionKernel> attention_kernels() {
+  static const AttentionKernel rows[] = {kReference, kCpuPortable};
   return rows;
 }
 

@@ -10,10 +10,10 @@
 namespace sievemla::stage::attention {
 
 // Kernels get checked arguments, and `lanes` of their bounds is at least Rows::lanes of every token.
-using Kernel = base::Kernel<AttentionArgs, AttentionBounds>;
-std::span<const Kernel> kernels();
+using AttentionKernel = base::Kernel<AttentionArgs, AttentionBounds>;
+std::span<const AttentionKernel> attention_kernels();
 
-extern const Kernel kReference;
-extern const Kernel kCpuPortable;
+extern const AttentionKernel kReference;
+extern const AttentionKernel kCpuPortable;
 
 }  // namespace sievemla::stage::attention

@@ -20,16 +20,17 @@ constexpr bf16 to_bf16(float x) {
   return {static_cast<std::uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16)};
 }
 
-// The same, in one rounding. On the way the f32 is rounded to odd (truncated, and its last bit set if that lost
-// anything), so that it cannot fall on a tie which x did not lie on.
-constexpr bf16 to_bf16(double x) {
+// Rounds to odd: truncates, and sets the last bit if that lost anything. Rounding the result once more, to a shorter
+// type, then gives what one rounding of x would give: it cannot fall on a tie which x did not lie on.
+constexpr float to_f32_odd(double x) {
   const float nearest = static_cast<float>(x);
   std::uint32_t u = std::bit_cast<std::uint32_t>(nearest);
   const double excess = (x < 0 ? -1.0 : 1.0) * (static_cast<double>(nearest) - x);
   if (excess > 0) --u;
   if (excess > 0 || excess < 0) u |= 1u;
-  return to_bf16(std::bit_cast<float>(u));
+  return std::bit_cast<float>(u);
 }
+constexpr bf16 to_bf16(double x) { return to_bf16(to_f32_odd(x)); }
 
 // x as a T, rounded once.
 template <class T, class Real>

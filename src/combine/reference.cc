@@ -37,6 +37,7 @@ void run(const CombineArgs& args, const base::Exec&) {
 
 }  // namespace
 
-constinit const Kernel kReference = {"combine_reference", BackendKind::reference, "", nullptr, nullptr, run, nullptr};
+constinit const CombineKernel kReference = {
+    "combine_reference", BackendKind::reference, "", nullptr, nullptr, run, nullptr};
 
 }  // namespace sievemla::stage::combine

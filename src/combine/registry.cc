@@ -4,8 +4,8 @@
 
 namespace sievemla::stage::combine {
 
-std::span<const Kernel> kernels() {
-  static const Kernel rows[] = {kReference, kCpuPortable};
+std::span<const CombineKernel> combine_kernels() {
+  static const CombineKernel rows[] = {kReference, kCpuPortable};
   return rows;
 }
 

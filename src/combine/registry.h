@@ -9,10 +9,10 @@
 
 namespace sievemla::stage::combine {
 
-using Kernel = base::Kernel<CombineArgs, base::NoBounds>;
-std::span<const Kernel> kernels();
+using CombineKernel = base::Kernel<CombineArgs, base::NoBounds>;
+std::span<const CombineKernel> combine_kernels();
 
-extern const Kernel kReference;
-extern const Kernel kCpuPortable;
+extern const CombineKernel kReference;
+extern const CombineKernel kCpuPortable;
 
 }  // namespace sievemla::stage::combine

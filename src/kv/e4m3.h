@@ -7,6 +7,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/number.h"
+
 namespace sievemla::kv {
 
 inline constexpr float kE4m3Max = 448.f;
@@ -35,6 +37,8 @@ constexpr std::uint8_t to_e4m3(float x) {
   magnitude = (magnitude >> 20) - (120u << 3);       // rebias 127 -> 7
   return static_cast<std::uint8_t>(sign | magnitude);
 }
+
+constexpr std::uint8_t to_e4m3(double x) { return to_e4m3(base::to_f32_odd(x)); }
 
 // All 256 values.
 inline constexpr std::array<float, 256> kE4m3Value = [] {

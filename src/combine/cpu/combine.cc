@@ -54,6 +54,7 @@ void run(const CombineArgs& args, const base::Exec& exec) {
 
 }  // namespace
 
-constinit const Kernel kCpuPortable = {"combine_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, run, nullptr};
+constinit const CombineKernel kCpuPortable = {
+    "combine_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, run, nullptr};
 
 }  // namespace sievemla::stage::combine
