@@ -531,8 +531,8 @@ constexpr Verify kFunctions[] = {
       return verify_function("topk", stage::topk::positions_to_slots_kernels(), o, positions_to_slots_case);
     },
     [](const VerifyOptions& o) { return verify_function("topk", stage::topk::expand_pools_kernels(), o, expand_pools_case); },
-    [](const VerifyOptions& o) { return verify_attention(stage::attention::kernels(), o); },
-    [](const VerifyOptions& o) { return verify_function("combine", stage::combine::kernels(), o, combine_case); },
+    [](const VerifyOptions& o) { return verify_attention(stage::attention::attention_kernels(), o); },
+    [](const VerifyOptions& o) { return verify_function("combine", stage::combine::combine_kernels(), o, combine_case); },
 };
 
 // ---- the command ------------------------------------------------------------------------------------
@@ -588,7 +588,7 @@ int run(const Options& given) {
 
 }  // namespace
 
-std::vector<Verdict> verify_attention(std::span<const stage::attention::Kernel> kernels, const VerifyOptions& options) {
+std::vector<Verdict> verify_attention(std::span<const stage::attention::AttentionKernel> kernels, const VerifyOptions& options) {
   return verify_function("attention", kernels, options, attention_case,
                          [&](Verdict& verdict, const Attention& c, const std::vector<Snapshot>& want, std::uint64_t seed) {
                            if (options.trace_dir.empty() || !verdict.traces.empty()) return;

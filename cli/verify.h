@@ -33,7 +33,7 @@ struct Verdict {
   std::vector<std::string> traces;    // files written
 };
 
-std::vector<Verdict> verify_attention(std::span<const stage::attention::Kernel> kernels, const VerifyOptions& options);
+std::vector<Verdict> verify_attention(std::span<const stage::attention::AttentionKernel> kernels, const VerifyOptions& options);
 // All stages of this build.
 std::vector<Verdict> verify_all(const VerifyOptions& options);
 

@@ -85,7 +85,7 @@ class Reader {
 };
 
 // How the rows of one kv_* tensor are stored; the widths are the trace's.
-KvCache read_cache(const Reader& reader, const SafeTensors& file, const std::string& name, int latent, int rope) {
+KvCache read_cache(const SafeTensors& file, const std::string& name, int latent, int rope) {
   const StoredTensor& t = file.tensor(name);
   const std::int64_t width = t.view.rank == 2 ? t.view.dim(1) : -1;
   for (const KvFormatInfo& f : kv_formats()) {
@@ -139,7 +139,7 @@ SparseMlaTrace read_sparse_mla(const SafeTensors& file) {
     if (name.rfind("kv_", 0) != 0) continue;
     SparseMlaTrace::Cache cache;
     cache.name = name.substr(3);
-    cache.kv = read_cache(reader, file, name, trace.latent, trace.rope);
+    cache.kv = read_cache(file, name, trace.latent, trace.rope);
     cache.out = reader.optional("out_" + cache.name, {tokens, heads, latent}, "[tokens, heads, latent] with the sizes of q",
                                 {DType::f32});
     cache.lse = reader.optional("lse_" + cache.name, {tokens, heads}, "[tokens, heads] with the sizes of q", {DType::f32});
