@@ -192,13 +192,16 @@ TEST(BadFile, WrongDType) {
 }
 
 TEST(BadFile, WeightsThatAreNotFinite) {
-  for (const auto& [name, at] : std::map<std::string, std::size_t>{{"model.norm.weight", 62},
-                                                                   {"model.layers.0.self_attn.kv_b_proj.weight", 4000},
-                                                                   {"model.embed_tokens.weight", 0},
-                                                                   {"model.layers.1.mlp.experts.2.up_proj.weight", 2}})
+  struct Place {
+    std::string name;
+    std::size_t at;
+  };
+  for (const Place& place : {Place{"model.norm.weight", 62}, Place{"model.layers.0.self_attn.kv_b_proj.weight", 4000},
+                             Place{"model.embed_tokens.weight", 0},
+                             Place{"model.layers.1.mlp.experts.2.up_proj.weight", 2}})
     for (const std::string& value : {std::string("\xc0\x7f"), std::string("\x80\xff")})  // NaN, -inf
-      bad([&](Model& m) { m.tensors[name].bytes.replace(at, 2, value); },
-          {"weights must be finite: got a NaN or an infinity", "tensor " + name});
+      bad([&](Model& m) { m.tensors[place.name].bytes.replace(place.at, 2, value); },
+          {"weights must be finite: got a NaN or an infinity", "tensor " + place.name});
   bad([](Model& m) { m.tensors["model.layers.1.mlp.gate.e_score_correction_bias"].bytes.replace(0, 4, "\xff\xff\xff\x7f"); },
       {"finite", "e_score_correction_bias"});
 }
@@ -264,9 +267,11 @@ TEST(BadFile, Golden) {
     write_file(dir / "golden.safetensors", to_file(tensors));
     refused([&] { model::load_golden(dir / "golden.safetensors", config); }, parts);
   };
-  for (const auto& [name, tensor] : good) bad_golden([&](Tensors& t) { t.erase(name); }, {"tensor " + name});
-  for (const auto& [name, tensor] : good)
+  for (const auto& entry : good) {
+    const std::string& name = entry.first;
+    bad_golden([&](Tensors& t) { t.erase(name); }, {"tensor " + name});
     bad_golden([&](Tensors& t) { t[name].dtype = t[name].dtype == "F32" ? "I32" : "F32"; }, {"dtype", "tensor " + name});
+  }
   bad_golden([](Tensors& t) { t["prompt_ids"].bytes[1] = 1; }, {"the vocabulary of 256", "prompt_ids"});
   bad_golden([](Tensors& t) { t["layers.1.topk"].bytes[0] = 1; }, {"positions up to t", "layers.1.topk"});
   bad_golden([](Tensors& t) { t["generated_ids"] = {"I32", {0}, ""}; }, {"generated tokens"});

@@ -123,6 +123,7 @@ TEST(BadFile, Shapes) {
   refused_bytes(with("[2]", "[4294967296,4294967296]"), {"63 bits"});       // 2^64 elements: 0 after wrapping
   refused_bytes(with("[2]", "[4611686018427387904]"), {"63 bits"});         // 2^64 bytes
   refused_bytes(with("[2]", "[9223372036854775808]"), {"63 bits"});
+  refused_bytes(with("[2]", "[0,4294967296,4294967296]"), {"63 bits"});     // no bytes, but such strides
   refused_bytes(with("[2]", "[18446744073709551616]"), {"whole numbers"});  // past u64: a float to the parser
 }
 
