@@ -25,12 +25,12 @@ inline float group_scale(float amax, ScaleRule rule) {
 }
 
 // Quantises x[0, n), f32 or bf16, into codes and returns the scale. amax is raised to `floor`; an all-zero group with
-// floor 0 gets scale 1; a group that holds a NaN or an infinity gets scale NaN (its codes are 0), so that whatever reads
-// it is NaN.
+// floor 0 gets scale 1; a group that holds a NaN or an infinity gets scale NaN (its codes are 0), so that whatever
+// reads it is NaN.
 //
-// A code is the exact quotient x / scale, rounded once: double has 53 bits of it, and a quotient of two f32 lies either
-// on a tie of e4m3 or at least 2^-30 (relative) beside it. An f32 quotient would be rounded onto such a tie in one value
-// of a thousand.
+// A code is the exact quotient x / scale, rounded once: double has 53 bits of it, and a quotient of two f32 lies
+// either on a tie of e4m3 or at least 2^-30 (relative) beside it. An f32 quotient would be rounded onto such a tie in
+// one value of a thousand.
 template <class T>
 float quantise_group(const T* x, int n, ScaleRule rule, float floor, std::uint8_t* codes) {
   float amax = 0.f;
