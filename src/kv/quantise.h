@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // src/kv/quantise.h -- one scaled group of e4m3 values. value = e4m3 * scale.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -33,18 +34,14 @@ inline float group_scale(float amax, ScaleRule rule) {
 // one value of a thousand.
 template <class T>
 float quantise_group(const T* x, int n, ScaleRule rule, float floor, std::uint8_t* codes) {
-  float amax = 0.f;
-  bool finite = true;
-  for (int i = 0; i < n; ++i) {
-    const float magnitude = std::fabs(base::to_f32(x[i]));
-    finite &= magnitude <= std::numeric_limits<float>::max();
-    amax = std::fmax(amax, magnitude);
-  }
-  if (!finite) {
-    for (int i = 0; i < n; ++i) codes[i] = 0;
+  std::uint32_t largest = 0;  // magnitudes compare as integers, with infinity and NaN above all numbers
+  for (int i = 0; i < n; ++i)
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(base::to_f32(x[i])) & 0x7FFFFFFFu);
+  if (largest >= 0x7F800000u) {
+    std::fill_n(codes, n, std::uint8_t{0});
     return std::numeric_limits<float>::quiet_NaN();
   }
-  amax = std::fmax(amax, floor);
+  const float amax = std::fmax(std::bit_cast<float>(largest), floor);
   const float scale = amax > 0.f ? group_scale(amax, rule) : 1.f;
   for (int i = 0; i < n; ++i) codes[i] = to_e4m3(static_cast<double>(base::to_f32(x[i])) / scale);
   return scale;

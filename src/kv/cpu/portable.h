@@ -12,7 +12,7 @@
 
 namespace sievemla::kv {
 
-inline constexpr std::int64_t kRowsPerBlock = 16;  // about 10 us of quantising: well above the cost of handing out work
+inline constexpr std::int64_t kRowsPerBlock = 16;  // microseconds of work: well above the cost of handing it out
 
 template <class Args>
 void run_cpu_portable(const Args& args, const base::Exec& exec) {
