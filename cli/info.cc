@@ -104,7 +104,8 @@ Table geometry_table() {
 void print_tables() {
   const Machine machine = this_machine();
   print("sievemla {} ({}), {}\n", version(), commit(), kCompiler);
-  print("cpu        {}, {} cores: {}\n", machine.cpu, machine.cores, fmt::join(machine.isa, " "));
+  print("cpu        {}, {} cores: {}\n", machine.cpu, machine.cores,
+        fmt::format("{}", fmt::join(machine.isa, " ")));
   for (const BackendState& b : backends())
     print("{:<9}  {}\n", b.name, b.state.empty() ? "usable" : b.state);
   print("\n{}\n{}\n{}", kernel_table().text(), format_table().text(), geometry_table().text());

@@ -66,6 +66,7 @@ Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace, con
   args.kv = cache.kv;
   args.rows = Slots{trace.indices, trace.topk_length};
   args.scale = trace.scale;
+  args.sink = trace.sink;
   args.out = tensor(out.data(), {tokens, heads, latent});
   args.lse = tensor(lse.data(), {tokens, heads});
   const Scratch scratch(

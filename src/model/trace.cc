@@ -85,7 +85,7 @@ class Reader {
 };
 
 // How the rows of one kv_* tensor are stored; the widths are the trace's.
-KvCache read_cache(const Reader& reader, const SafeTensors& file, const std::string& name, int latent, int rope) {
+KvCache read_cache(const SafeTensors& file, const std::string& name, int latent, int rope) {
   const StoredTensor& t = file.tensor(name);
   const std::int64_t width = t.view.rank == 2 ? t.view.dim(1) : -1;
   for (const KvFormatInfo& f : kv_formats()) {
@@ -131,13 +131,15 @@ SparseMlaTrace read_sparse_mla(const SafeTensors& file) {
   trace.indices = reader.tensor("indices", {tokens, -1}, "[tokens, topk] with the tokens of q", {DType::i32, DType::i64});
   trace.topk_length = reader.optional("topk_length", {tokens}, "[tokens] with the tokens of q", {DType::i32});
   trace.scale = *base::at<float>(reader.tensor("softmax_scale", {1}, "[1]", {DType::f32}), 0);
-  reader.require(std::isfinite(trace.scale), "softmax_scale is a finite number", "tensor softmax_scale", trace.scale);
+  reader.require(std::isfinite(trace.scale) && trace.scale > 0, "softmax_scale is positive and finite",
+                 "tensor softmax_scale", trace.scale);
+  trace.sink = reader.optional("sink", {heads}, "[heads] with the heads of q", {DType::f32});
 
   for (const std::string& name : file.names()) {
     if (name.rfind("kv_", 0) != 0) continue;
     SparseMlaTrace::Cache cache;
     cache.name = name.substr(3);
-    cache.kv = read_cache(reader, file, name, trace.latent, trace.rope);
+    cache.kv = read_cache(file, name, trace.latent, trace.rope);
     cache.out = reader.optional("out_" + cache.name, {tokens, heads, latent}, "[tokens, heads, latent] with the sizes of q",
                                 {DType::f32});
     cache.lse = reader.optional("lse_" + cache.name, {tokens, heads}, "[tokens, heads] with the sizes of q", {DType::f32});
@@ -162,7 +164,7 @@ IndexerTrace read_indexer(const SafeTensors& file) {
       reader.tensor("k_pages", {-1, -1}, "[pages, page_size * 132 bytes, or 128 elements if unquantised]",
                     {DType::u8, DType::bf16, DType::f32});
   const bool fp8 = pages.dtype == DType::u8;
-  reader.require(fp8 == (trace.q.dtype == DType::u8), "queries are u8 where the keys are u8, and only there", "tensor q",
+  reader.require(fp8 || trace.q.dtype != DType::u8, "queries of u8 (e4m3) go with keys of u8", "tensor q",
                  name_of(trace.q.dtype), " with ", name_of(pages.dtype), " keys");
   const std::int64_t key = fp8 ? kIndexKeyBytes : kIndexDim;
   const std::int64_t page_size = reader.number("page_size", 1, std::numeric_limits<std::int32_t>::max())
