@@ -531,7 +531,8 @@ Action add_bench(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("bench", "Time the stages of the cpu backend");
   command->add_option("CASE", options->patterns,
-                      "Cases, or patterns such as 'cpu.attend.*.t1'; a full name may have any numbers. None: all of --list");
+                      "Cases, or patterns such as 'cpu.attend.*.t1'; a full name may have any numbers; none: --list")
+      ->type_name("");
   command->add_option("--json", options->json, "Write the numbers there as JSON")->type_name("FILE");
   add_integer(*command, "--threads", options->threads, 0, 4096, "Threads of the default cases; 0: one, and all");
   command->add_flag("--list", options->list, "Print the names of the cases and exit");

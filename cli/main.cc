@@ -43,7 +43,7 @@ InvalidArgument wrong_use(CLI::App& program, const CLI::ParseError& error) {
         error_message("an argument must be one that sievemla " + where + " --help lists", where, extras));
   }
   if (dynamic_cast<const CLI::RequiredError*>(&error))
-    return InvalidArgument(error_message(error.what(), where, "no such argument"));
+    return InvalidArgument(error_message(error.what(), where, "none"));
   return InvalidArgument(error_message("arguments must be as --help says", where, error.what()));
 }
 
@@ -64,7 +64,7 @@ int run_program(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    print(innermost(program).help());
+    print(program.help());  // the named command's, if one is named
     return kGood;
   } catch (const CLI::CallForVersion& version) {
     print("{}\n", version.what());

@@ -200,8 +200,10 @@ int run(const Options& options) {
 Action add_replay(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("replay", "Run one traced call on every backend, and compare with its outputs");
-  command->add_option("TRACE", options->trace, "A safetensors file: a sparse_mla_trace or an indexer_trace")->required();
-  add_backend(*command, options->backend, "Where to run; all: every backend of this build");
+  command->add_option("TRACE", options->trace, "A safetensors file: a sparse_mla_trace or an indexer_trace")
+      ->required()
+      ->type_name("");
+  add_backend(*command, options->backend, "reference, cpu, or all: both");
   add_threads(*command, options->threads);
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(

@@ -238,15 +238,14 @@ Action add_run(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("run", "Prefill and decode a Hugging Face checkpoint (glm_moe_dsa, deepseek_v32) through all stages");
   command->add_option("DIR", options->directory, "Directory with config.json and model.safetensors (or its shards)")
-      ->required();
+      ->required()
+      ->type_name("");
 
   CLI::Option_group* source = command->add_option_group("What to run", "Exactly one of");
   auto* ids = source->add_option("--prompt-ids", options->prompt_ids, "Token ids, e.g. 1,2,3")->type_name("IDS");
   auto* prompt = source->add_option("--prompt", options->prompt, "Text, for vocabularies of 256 bytes")->type_name("TEXT");
   auto* golden = source
-                     ->add_option("--check", options->golden,
-                                  "A golden.safetensors: its prompt and length, and what must come out. f32 caches with "
-                                  "--norm-eps hf are judged end to end; other formats block by block, tokens only reported")
+                     ->add_option("--check", options->golden, "A golden.safetensors, which says prompt and length too")
                      ->type_name("FILE");
 
   auto* tokens = add_integer(*command, "-n,--tokens", options->tokens, 1, std::numeric_limits<std::int32_t>::max(),
@@ -262,12 +261,16 @@ Action add_run(CLI::App& app) {
               std::string(name_of(IndexFormat::fp8))},
              "Indexer key cache (f32; on cuda fp8)");
   add_choice(*command, "--norm-eps", options->norm_eps, {"config", "hf"},
-             "eps of the norms behind q_a and kv_a: rms_norm_eps as engines use it, or 1e-6 as transformers does");
+             "eps of the norms behind q_a and kv_a: the config's, as in engines, or 1e-6, as in transformers");
   add_integer(*command, "--page-size", options->page_size, 1, 65536, "Tokens a cache page");
   command->add_option("--chunk", options->chunk, "Prompt tokens that go through together")
       ->type_name("N|all")
       ->default_str(options->chunk);
   command->add_flag("--json", options->json, "Print JSON");
+  command->footer(
+      "--check compares with a run of Hugging Face transformers on the same checkpoint: f32 caches end to end (tokens,\n"
+      "selections, outputs; with --norm-eps hf, as transformers has it), other formats block by block on the golden's own\n"
+      "inputs and selections, tokens only reported. Exit status 1 if anything is out of its bound.");
 
   return [options, ids, prompt, golden, tokens] {
     options->has_ids = ids->count() > 0;
