@@ -12,7 +12,7 @@ namespace sievemla::stage::combine {
 using CombineKernel = base::Kernel<CombineArgs, base::NoBounds>;
 std::span<const CombineKernel> combine_kernels();
 
-extern const CombineKernel kReference;
-extern const CombineKernel kCpuPortable;
+void combine_reference(const CombineArgs& args, const base::Exec& exec);
+void combine_cpu(const CombineArgs& args, const base::Exec& exec);
 
 }  // namespace sievemla::stage::combine

@@ -49,6 +49,7 @@ struct LatentCache {
     view.pages.shape = {pages, page_size, row};
     view.pages.stride = {page, row, 1};
   }
+  LatentCache(LatentCache&&) = default;  // a copy's view would show the original's bytes
   std::size_t offset(std::int64_t slot) const {
     const auto& p = view.pages;
     return static_cast<std::size_t>((slot / p.shape[1] * p.stride[0] + slot % p.shape[1] * p.stride[1]) *

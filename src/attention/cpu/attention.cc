@@ -26,9 +26,8 @@ using Softmax = base::Softmax<float>;
 
 // ---- how a token is cut -----------------------------------------------------------------------------
 
-constexpr std::int64_t kBlock = 64;  // rows: q, k and v of a block (0.5 MB for 64 heads) stay in a core's L2
-constexpr std::int64_t kMinChunk =
-    256;  // lanes: a smaller chunk would spend more than 2 % on writing its partial result
+constexpr std::int64_t kBlock = 64;      // rows: q, k and v of a block (0.5 MB for 64 heads) stay in a core's L2
+constexpr std::int64_t kMinChunk = 256;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
 constexpr std::int64_t kMaxChunks = 32;  // bounds the partial results of a long dense row: 8 MiB for 128 heads
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial results; tokens go through in waves
 
@@ -82,7 +81,7 @@ struct Buffers {
   Buffers(base::Scratch& scratch, const Backend& backend, const AttentionBounds& b)
       : chunks(most_chunks(b.lanes)), partial_bytes(bytes_of<Partial>(b)), worker_bytes(bytes_of<Worker>(b)) {
     const std::int64_t token_bytes = chunks * partial_bytes;
-    const std::int64_t bytes = std::min(b.tokens * token_bytes, std::max(token_bytes, kPartialBytes));
+    const std::int64_t bytes = std::min(std::min(b.tokens, kPartialBytes) * token_bytes, std::max(token_bytes, kPartialBytes));
     wave = bytes / std::max<std::int64_t>(token_bytes, 1);
     partials = scratch.take<std::byte>(bytes);
     workers = scratch.take<std::byte>(backend.threads() * worker_bytes);
@@ -174,7 +173,9 @@ void merge(const AttentionArgs& args, const Rows& rows, std::int64_t token, std:
   if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
 }
 
-void run(const AttentionArgs& args, const base::Exec& exec) {
+}  // namespace
+
+void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
   const Rows rows(args);
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
   const AttentionBounds bounds{tokens, heads, rows.most_lanes(tokens), args.kv.latent, args.kv.rope};
@@ -195,15 +196,10 @@ void run(const AttentionArgs& args, const base::Exec& exec) {
   }
 }
 
-std::int64_t workspace_bytes(const Backend& backend, const AttentionBounds& bounds) {
+std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& bounds) {
   base::Scratch scratch;
   Buffers(scratch, backend, bounds);
   return scratch.bytes();
 }
-
-}  // namespace
-
-constinit const AttentionKernel kCpuPortable = {"attention_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, run,
-                                                workspace_bytes};
 
 }  // namespace sievemla::stage::attention
