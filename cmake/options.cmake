@@ -10,7 +10,7 @@ set(SIEVEMLA_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined or thr
 
 set(SIEVEMLA_CUDA AUTO CACHE STRING "ON, OFF, or AUTO: where both a toolkit and an NVIDIA GPU are, for that GPU alone")
 set_property(CACHE SIEVEMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(SIEVEMLA_CUDA_ARCHS "" CACHE STRING "List of configs, of 80;86;89;90;120; empty: all, or with AUTO those of the GPUs here")
+set(SIEVEMLA_CUDA_ARCHS "" CACHE STRING "Configs to build, of 80;86;89;90;120; empty: all, or with AUTO the GPU's")
 option(SIEVEMLA_CUDA_FORCE_CONFIGS "Build every config for sm_90 too: SIEVEMLA_CUDA_CONFIG can then force it there"
        OFF)
 

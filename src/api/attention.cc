@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "api/checks.h"
+#include "api/rules.h"
 #include "attention/registry.h"
 #include "attention/rows.h"
 #include "base/view.h"
@@ -17,7 +18,16 @@ namespace {
 
 using stage::attention::Rows;
 
-constexpr std::int64_t kMostHeads = 128;
+// Sizes within which a workspace's bytes fit 63 bits.
+void check_bounds(const AttentionBounds& b, std::string_view where) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  constexpr int kMostWidth = 65536;
+  expects(b.tokens >= 0 && b.tokens <= kMost, "tokens must be 0 to 2^40", where, b.tokens);
+  expects(b.heads >= 1 && b.heads <= 128, "heads must be 1 to 128", where, b.heads);
+  expects(b.lanes >= 0 && b.lanes <= kMost, "lanes must be 0 to 2^40", where, b.lanes);
+  expects(b.latent >= 1 && b.latent <= kMostWidth && b.rope >= 0 && b.rope <= kMostWidth,
+          "a row must be latent 1 to 65536 and rope 0 to 65536 wide", where, b.latent, " + ", b.rope);
+}
 
 void check_rows(const Backend& backend, const Slots& slots, std::int64_t tokens) {
   const TensorView& indices = slots.indices;
@@ -25,8 +35,9 @@ void check_rows(const Backend& backend, const Slots& slots, std::int64_t tokens)
   if (folded) {
     api::check_tensor(backend, indices, {api::kAny, api::kAny, api::kAny}, {DType::i32, DType::i64},
                       "attention: rows.indices");
-    expects(tokens == 0 ? indices.dim(0) * indices.dim(1) == 0
-                        : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
+    expects(tokens == 0
+                ? indices.dim(0) * indices.dim(1) == 0
+                : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
             "indices must be [requests, q_len, topk] with requests * q_len tokens", "attention: rows.indices",
             api::describe(indices), " for ", tokens, " tokens");
   } else {
@@ -54,13 +65,15 @@ void check_entries(const Rows& rows, std::int64_t tokens) {
             "attention: rows", entry, " at [", t, ", ", i, "]"));
 }
 
-void check(const Backend& backend, const AttentionArgs& args) {
+}  // namespace
+
+const stage::attention::AttentionKernel& api::admit(const Backend& backend, const AttentionArgs& args,
+                                                    Workspace workspace) {
   api::check_cache(backend, args.kv, "attention: kv");
   const std::int64_t latent = args.kv.latent, rope = args.kv.rope;
   api::check_tensor(backend, args.q, {api::kAny, api::kAny, args.q_rope ? latent : latent + rope},
                     {DType::bf16, DType::f32}, "attention: q");
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
-  expects(heads >= 1 && heads <= kMostHeads, "heads must be 1 to 128", "attention: q", heads);
   if (args.q_rope) api::check_tensor(backend, args.q_rope, {tokens, heads, rope}, {args.q.dtype}, "attention: q_rope");
   std::visit([&](const auto& rows) { check_rows(backend, rows, tokens); }, args.rows);
   expects(args.scale > 0 && args.scale <= std::numeric_limits<float>::max(), "scale must be positive and finite",
@@ -68,30 +81,24 @@ void check(const Backend& backend, const AttentionArgs& args) {
   if (args.sink) api::check_tensor(backend, args.sink, {heads}, {DType::f32}, "attention: sink");
   api::check_tensor(backend, args.out, {tokens, heads, latent}, {DType::bf16, DType::f32}, "attention: out");
   if (args.lse) api::check_tensor(backend, args.lse, {tokens, heads}, {DType::f32}, "attention: lse");
+  const auto& kernel = base::pick(stage::attention::attention_kernels(), backend, args, "attention");
+  const AttentionBounds bounds{tokens, heads, Rows(args).most_lanes(tokens), args.kv.latent, args.kv.rope};
+  check_bounds(bounds, "attention");
+  check_workspace(workspace, tokens > 0 && kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
+                  "attention: workspace");
+  return kernel;
 }
 
-}  // namespace
-
 void attention(const Backend& backend, const AttentionArgs& args, Workspace workspace, Stream stream) {
-  check(backend, args);
-  const auto& kernel = base::pick(stage::attention::kernels(), backend, args, "attention");
+  const auto& kernel = api::admit(backend, args, workspace);
   const std::int64_t tokens = args.q.dim(0);
-  const Rows rows(args);
-  if (args.check_indices) check_entries(rows, tokens);
-  const AttentionBounds bounds{tokens, args.q.dim(1), rows.most_lanes(tokens), args.kv.latent, args.kv.rope};
-  const std::int64_t needed = kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0;
-  api::check_workspace(workspace, needed, "attention: workspace");
+  if (args.check_indices) check_entries(Rows(args), tokens);
   if (tokens > 0) kernel.run(args, {backend, workspace, stream});
 }
 
 std::int64_t attention_workspace_bytes(const Backend& backend, const AttentionBounds& bounds) {
-  expects(bounds.tokens >= 0 && bounds.lanes >= 0, "bounds must not be negative", "attention_workspace_bytes",
-          bounds.tokens, " tokens, ", bounds.lanes, " lanes");
-  expects(bounds.heads >= 1 && bounds.heads <= kMostHeads, "heads must be 1 to 128", "attention_workspace_bytes",
-          bounds.heads);
-  expects(bounds.latent >= 1 && bounds.rope >= 0, "the row must have a latent", "attention_workspace_bytes",
-          bounds.latent, " + ", bounds.rope);
-  return base::workspace_bytes(stage::attention::kernels(), backend, bounds);
+  check_bounds(bounds, "attention_workspace_bytes");
+  return base::workspace_bytes(stage::attention::attention_kernels(), backend, bounds);
 }
 
 }  // namespace sievemla

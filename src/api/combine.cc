@@ -18,7 +18,7 @@ void combine(const Backend& backend, const CombineArgs& args, Stream stream) {
   if (args.sink) api::check_tensor(backend, args.sink, {heads}, {DType::f32}, "combine: sink");
   api::check_tensor(backend, args.out, {tokens, heads, width}, {DType::f32, DType::bf16}, "combine: out");
   if (args.lse) api::check_tensor(backend, args.lse, {tokens, heads}, {DType::f32}, "combine: lse");
-  const auto& kernel = base::pick(stage::combine::kernels(), backend, args, "combine");
+  const auto& kernel = base::pick(stage::combine::combine_kernels(), backend, args, "combine");
   if (tokens > 0 && heads > 0) kernel.run(args, {backend, {}, stream});
 }
 

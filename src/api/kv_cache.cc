@@ -4,6 +4,7 @@
 #include "sievemla/kv_cache.h"
 
 #include "api/checks.h"
+#include "api/rules.h"
 #include "kv/registry.h"
 #include "sievemla/error.h"
 
@@ -25,7 +26,7 @@ void dispatch(std::span<const base::Kernel<Args>> kernels, const Backend& backen
 
 }  // namespace
 
-void write_latent(const Backend& backend, const WriteLatentArgs& args, Stream stream) {
+const kv::WriteLatentKernel& api::admit(const Backend& backend, const WriteLatentArgs& args) {
   const KvCache& cache = args.cache;
   const std::int64_t tokens = args.latent.dim(0);
   api::check_cache(backend, cache, "write_latent: cache");
@@ -35,7 +36,11 @@ void write_latent(const Backend& backend, const WriteLatentArgs& args, Stream st
     expects(args.rope.elements() == 0, "rope must be absent where a row has none", "write_latent: rope",
             api::describe(args.rope));
   api::check_write_slots(backend, args.slots, tokens, cache.slots(), "write_latent: slots");
-  dispatch(kv::write_latent_kernels(), backend, args, stream, "write_latent");
+  return base::pick(kv::write_latent_kernels(), backend, args, "write_latent");
+}
+
+void write_latent(const Backend& backend, const WriteLatentArgs& args, Stream stream) {
+  api::admit(backend, args).run(args, {backend, {}, stream});
 }
 
 void gather_latent(const Backend& backend, const GatherLatentArgs& args, Stream stream) {

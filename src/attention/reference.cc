@@ -31,7 +31,9 @@ struct Buffers {
         softmax(scratch.take<Softmax>(b.heads)) {}
 };
 
-void run(const AttentionArgs& args, const base::Exec& exec) {
+}  // namespace
+
+void attention_reference(const AttentionArgs& args, const base::Exec& exec) {
   const Rows rows(args);
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1), latent = args.kv.latent;
   const std::int64_t width = latent + args.kv.rope;
@@ -77,14 +79,10 @@ void run(const AttentionArgs& args, const base::Exec& exec) {
   }
 }
 
-std::int64_t workspace_bytes(const Backend&, const AttentionBounds& bounds) {
+std::int64_t attention_reference_bytes(const Backend&, const AttentionBounds& bounds) {
   base::Scratch scratch;
   Buffers(scratch, bounds);
   return scratch.bytes();
 }
-
-}  // namespace
-
-constinit const Kernel kReference = {"attention_reference", BackendKind::reference, "", nullptr, nullptr, run, workspace_bytes};
 
 }  // namespace sievemla::stage::attention

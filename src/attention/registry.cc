@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
+// src/attention/registry.cc -- the rows of stage 3.
 #include "attention/registry.h"
 
 namespace sievemla::stage::attention {
+namespace {
 
-std::span<const Kernel> kernels() {
-  static const Kernel rows[] = {kReference, kCpuPortable};
-  return rows;
-}
+// name, backend, needs, runs_here, lacks, run, workspace_bytes
+
+constexpr AttentionKernel kAttention[] = {
+    {"attention_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, attention_cpu, attention_cpu_bytes},
+    {"attention_reference", BackendKind::reference, "", nullptr, nullptr, attention_reference,
+     attention_reference_bytes},
+};
+
+}  // namespace
+
+std::span<const AttentionKernel> attention_kernels() { return kAttention; }
 
 }  // namespace sievemla::stage::attention

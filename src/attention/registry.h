@@ -10,10 +10,13 @@
 namespace sievemla::stage::attention {
 
 // Kernels get checked arguments, and `lanes` of their bounds is at least Rows::lanes of every token.
-using Kernel = base::Kernel<AttentionArgs, AttentionBounds>;
-std::span<const Kernel> kernels();
+using AttentionKernel = base::Kernel<AttentionArgs, AttentionBounds>;
+std::span<const AttentionKernel> attention_kernels();
 
-extern const Kernel kReference;
-extern const Kernel kCpuPortable;
+void attention_reference(const AttentionArgs& args, const base::Exec& exec);
+std::int64_t attention_reference_bytes(const Backend& backend, const AttentionBounds& bounds);
+
+void attention_cpu(const AttentionArgs& args, const base::Exec& exec);
+std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& bounds);
 
 }  // namespace sievemla::stage::attention

@@ -6,12 +6,10 @@
 #include "combine/registry.h"
 
 namespace sievemla::stage::combine {
-namespace {
-
-using Softmax = base::Softmax<double>;
 
 // The parts' own log-sum-exps are the scores of this softmax, and their outputs its values.
-void run(const CombineArgs& args, const base::Exec&) {
+void combine_reference(const CombineArgs& args, const base::Exec&) {
+  using Softmax = base::Softmax<double>;
   const TensorView& lse = args.partial_lse;
   const std::int64_t parts = lse.dim(0), tokens = args.out.dim(0), heads = args.out.dim(1), width = args.out.dim(2);
   for (std::int64_t t = 0; t < tokens; ++t)
@@ -34,9 +32,5 @@ void run(const CombineArgs& args, const base::Exec&) {
       if (args.lse) *base::at<float>(args.lse, t, h) = static_cast<float>(softmax.lse());
     }
 }
-
-}  // namespace
-
-constinit const Kernel kReference = {"combine_reference", BackendKind::reference, "", nullptr, nullptr, run, nullptr};
 
 }  // namespace sievemla::stage::combine

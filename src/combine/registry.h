@@ -9,10 +9,10 @@
 
 namespace sievemla::stage::combine {
 
-using Kernel = base::Kernel<CombineArgs, base::NoBounds>;
-std::span<const Kernel> kernels();
+using CombineKernel = base::Kernel<CombineArgs, base::NoBounds>;
+std::span<const CombineKernel> combine_kernels();
 
-extern const Kernel kReference;
-extern const Kernel kCpuPortable;
+void combine_reference(const CombineArgs& args, const base::Exec& exec);
+void combine_cpu(const CombineArgs& args, const base::Exec& exec);
 
 }  // namespace sievemla::stage::combine

@@ -11,13 +11,13 @@ namespace sievemla::cuda {
 
 struct DeviceInfo {
   int index;
-  std::string name;           // "NVIDIA H200"
-  int capability;             // 10 * major + minor
+  std::string name;  // "NVIDIA H200"
+  int capability;    // 10 * major + minor
   int multiprocessors;
   std::int64_t memory_bytes;
-  std::int64_t smem_bytes;    // most shared memory a CTA may opt in to
-  std::string config;         // "sm90"; empty: nothing in this build loads on the device, `problem` says why
-  std::string image;          // what was loaded: "sm_90 machine code", "compute_80 PTX compiled by the driver"
+  std::int64_t smem_bytes;  // most shared memory a CTA may opt in to
+  std::string config;       // "sm90"; empty: nothing in this build loads on the device, `problem` says why
+  std::string image;        // what was loaded: "sm_90 machine code", "compute_80 PTX compiled by the driver"
   std::string problem;
 };
 

@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +43,10 @@ struct StoredTensor {
   std::string dtype;
   TensorView view;
 };
+
+// BadFile unless the tensor has this dtype (none: any) and shape.
+void check_tensor(const TensorView& view, std::optional<DType> dtype, std::initializer_list<std::int64_t> shape,
+                  const std::string& where);
 
 // One file. Views stay valid as long as this object.
 class SafeTensors {

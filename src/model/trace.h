@@ -9,14 +9,14 @@
 //   sparse_mla_trace                                    indexer_trace
 //     q             BF16 | F32 [T, H, latent + rope]      q            U8 (e4m3) | BF16 | F32 [T, H, 128]
 //     indices       I32 | I64 [T, K]                      weights      F32 [T, H]
-//     topk_length   I32 [T], optional                     k_pages      U8 [pages, P * 132] | BF16 | F32 [pages, P * 128]
+//     topk_length   I32 [T], optional                     k_pages      U8 [pages, P * 132], BF16 | F32 [.., P * 128]
 //     softmax_scale F32 [1]                               block_table  I32 [R, M]
-//     kv_NAME       one or more caches, see below         context_lens I32 [R]
-//     out_NAME      F32 [T, H, latent], optional          row_request  I32 [T], optional: rows are dealt evenly
-//     lse_NAME      F32 [T, H], optional                  row_lens     I32 [T]
-//                                                         logits       F32 [T, W], optional, W >= every row_lens
-//   metadata: latent (512), rope (what is left of q)      topk, topk_slots  I32 [T, K], optional
-//                                                         metadata: page_size (P), topk (K where no tensor has it)
+//     sink          F32 [H], optional                     context_lens I32 [R]
+//     kv_NAME       one or more caches, see below         row_request  I32 [T], optional: rows are dealt evenly
+//     out_NAME      F32 [T, H, latent], optional          row_lens     I32 [T]
+//     lse_NAME      F32 [T, H], optional                  logits       F32 [T, W], optional, W >= every row_lens
+//                                                         topk, topk_slots  I32 [T, K], optional
+//   metadata: latent (512), rope (what is left of q)      metadata: page_size (P), topk (K where no tensor has it)
 //   cache rows: BF16 | F32 [N, latent + rope] ·
 //     U8 [N, 656] fp8_ds_mla · U8 [N, 528], or [N, 656] with rope 0, fp8_nope
 //
@@ -35,11 +35,11 @@ namespace sievemla::model {
 
 struct SparseMlaTrace {
   struct Cache {
-    std::string name;  // "bf16" of kv_bf16
-    KvCache kv;        // pages of one row: a slot list knows no pages
+    std::string name;     // "bf16" of kv_bf16
+    KvCache kv;           // pages of one row: a slot list knows no pages
     TensorView out, lse;  // absent: nothing to compare with
   };
-  TensorView q, indices, topk_length;
+  TensorView q, indices, topk_length, sink;
   float scale = 0;
   int latent = 0, rope = 0;
   std::vector<Cache> caches;  // at least one

@@ -27,7 +27,7 @@ using Softmax = base::Softmax<float>;
 // ---- how a token is cut -----------------------------------------------------------------------------
 
 constexpr std::int64_t kBlock = 64;      // rows: q, k and v of a block (0.5 MB for 64 heads) stay in a core's L2
-constexpr std::int64_t kMinChunk = 256;  // lanes: a smaller chunk would spend more than 2 % on writing its partial result
+constexpr std::int64_t kMinChunk = 256;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
 constexpr std::int64_t kMaxChunks = 32;  // bounds the partial results of a long dense row: 8 MiB for 128 heads
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial results; tokens go through in waves
 
@@ -81,7 +81,7 @@ struct Buffers {
   Buffers(base::Scratch& scratch, const Backend& backend, const AttentionBounds& b)
       : chunks(most_chunks(b.lanes)), partial_bytes(bytes_of<Partial>(b)), worker_bytes(bytes_of<Worker>(b)) {
     const std::int64_t token_bytes = chunks * partial_bytes;
-    const std::int64_t bytes = std::min(b.tokens * token_bytes, std::max(token_bytes, kPartialBytes));
+    const std::int64_t bytes = std::min(std::min(b.tokens, kPartialBytes) * token_bytes, std::max(token_bytes, kPartialBytes));
     wave = bytes / std::max<std::int64_t>(token_bytes, 1);
     partials = scratch.take<std::byte>(bytes);
     workers = scratch.take<std::byte>(backend.threads() * worker_bytes);
@@ -90,36 +90,26 @@ struct Buffers {
 
 // ---- arithmetic -------------------------------------------------------------------------------------
 
-// A tile of b[k, n] for `Rows` rows of c.
-template <int Rows>
-void add_product_tile(std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b,
-                      std::int64_t ldb, float* c, std::int64_t ldc) {
-  std::int64_t i = 0;
-  for (; i + 4 <= k; i += 4) {
-    const float *b0 = b + i * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
-    for (int r = 0; r < Rows; ++r) {
-      const float *x = a + r * lda + i;
-      const float x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3];
-      float* y = c + r * ldc;
-      for (std::int64_t j = 0; j < n; ++j) y[j] += x0 * b0[j] + x1 * b1[j] + x2 * b2[j] + x3 * b3[j];
-    }
-  }
-  for (; i < k; ++i)
-    for (int r = 0; r < Rows; ++r)
-      for (std::int64_t j = 0; j < n; ++j) c[r * ldc + j] += a[r * lda + i] * b[i * ldb + j];
-}
-
 // c[m, n] += a[m, k] x b[k, n], row-major. Four products at a time, in the order of k: the bits of an element of c do
 // not depend on m, n or its place.
 void add_product(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b,
                  std::int64_t ldb, float* c, std::int64_t ldc) {
   constexpr std::int64_t kTile = 64;  // a tile of b is 16 KiB: it stays in L1 while all rows of c pass
-  for (std::int64_t k0 = 0; k0 < k; k0 += kTile)
-    for (std::int64_t n0 = 0; n0 < n; n0 += kTile) {
-      const std::int64_t nt = std::min(kTile, n - n0), kt = std::min(kTile, k - k0);
-      for (std::int64_t r = 0; r < m; ++r)
-        add_product_tile<1>(nt, kt, a + r * lda + k0, lda, b + k0 * ldb + n0, ldb, c + r * ldc + n0, ldc);
-    }
+  for (std::int64_t i0 = 0; i0 < k; i0 += kTile)
+    for (std::int64_t j0 = 0; j0 < n; j0 += kTile)
+      for (std::int64_t r = 0; r < m; ++r) {
+        const std::int64_t columns = std::min(kTile, n - j0), end = std::min(k, i0 + kTile);
+        const float* x = a + r * lda;
+        float* y = c + r * ldc + j0;
+        std::int64_t i = i0;
+        for (; i + 4 <= end; i += 4) {
+          const float x0 = x[i], x1 = x[i + 1], x2 = x[i + 2], x3 = x[i + 3];
+          const float *b0 = b + i * ldb + j0, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+          for (std::int64_t j = 0; j < columns; ++j) y[j] += x0 * b0[j] + x1 * b1[j] + x2 * b2[j] + x3 * b3[j];
+        }
+        for (; i < end; ++i)
+          for (std::int64_t j = 0; j < columns; ++j) y[j] += x[i] * b[i * ldb + j0 + j];
+      }
 }
 
 void attend(const AttentionArgs& args, const Rows& rows, std::int64_t token, std::int64_t chunk, const Worker& worker,
@@ -183,7 +173,9 @@ void merge(const AttentionArgs& args, const Rows& rows, std::int64_t token, std:
   if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
 }
 
-void run(const AttentionArgs& args, const base::Exec& exec) {
+}  // namespace
+
+void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
   const Rows rows(args);
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
   const AttentionBounds bounds{tokens, heads, rows.most_lanes(tokens), args.kv.latent, args.kv.rope};
@@ -204,15 +196,10 @@ void run(const AttentionArgs& args, const base::Exec& exec) {
   }
 }
 
-std::int64_t workspace_bytes(const Backend& backend, const AttentionBounds& bounds) {
+std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& bounds) {
   base::Scratch scratch;
   Buffers(scratch, backend, bounds);
   return scratch.bytes();
 }
-
-}  // namespace
-
-constinit const Kernel kCpuPortable = {
-    "attention_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, run, workspace_bytes};
 
 }  // namespace sievemla::stage::attention

@@ -46,14 +46,12 @@ void combine_head(const CombineArgs& args, std::int64_t t, std::int64_t h) {
   if (args.lse) *base::at<float>(args.lse, t, h) = softmax.lse();
 }
 
-void run(const CombineArgs& args, const base::Exec& exec) {
+}  // namespace
+
+void combine_cpu(const CombineArgs& args, const base::Exec& exec) {
   const std::int64_t heads = args.out.dim(1);
   cpu::parallel_for(exec.backend, args.out.dim(0) * heads,
                     [&](std::int64_t i, int) { combine_head(args, i / heads, i % heads); });
 }
-
-}  // namespace
-
-constinit const Kernel kCpuPortable = {"combine_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, run, nullptr};
 
 }  // namespace sievemla::stage::combine

@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/scratch.h"
 #include "cpu/threads.h"
-#include "topk/kernels.h"
 #include "topk/rows.h"
 
 namespace sievemla::stage::topk {
@@ -97,7 +97,8 @@ using Histogram = std::uint32_t[kCopies][kBins];
 // One bin of the range, out of up to 2048 of equal size.
 template <class Source>
 Range narrow(const Source& source, Range range, Histogram& histogram) {
-  const std::uint32_t first = static_cast<std::uint32_t>(range.low), span = static_cast<std::uint32_t>(range.high) - first;
+  const std::uint32_t first = static_cast<std::uint32_t>(range.low),
+                      span = static_cast<std::uint32_t>(range.high) - first;
   const int shift = std::max(0, static_cast<int>(std::bit_width(span)) - kBinBits);
   const std::uint32_t bins = (span >> shift) + 1;
   for (auto& copy : histogram) std::fill_n(copy, bins, 0u);
@@ -153,27 +154,24 @@ void take(const Source& source, const Range& range, std::int32_t* out) {
   });
 }
 
-// A worker's part of the workspace: counters, then a list of `capacity` entries and one more that is written past it.
-struct Scratch {
+// A worker's part of the workspace. The list has room for the k winners, and for as many again and 8192 more in the bin
+// of the cut (sign, exponent and two bits of the mantissa): enough for 2048 of a million normally distributed scores. A
+// fuller bin costs passes over the row.
+struct WorkerScratch {
+  WorkerScratch(base::Scratch& scratch, std::int64_t width, std::int64_t k)
+      : capacity(std::min(width, 2 * std::min(k, width) + 8192)),
+        histogram(scratch.take<Histogram>(1)),
+        keys(scratch.take<Key>(capacity + 1)),
+        ids(scratch.take<std::int32_t>(capacity + 1)) {}
   std::int64_t capacity;
-  std::int64_t list_bytes() const { return (capacity + 1) * 4; }
-  std::int64_t bytes() const {
-    const std::int64_t used = static_cast<std::int64_t>(sizeof(Histogram)) + 2 * list_bytes();
-    return (used + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
-  }
+  Histogram* histogram;
+  Key* keys;
+  std::int32_t* ids;
 };
 
-// Room for the k winners, and as many again and 8192 more that share their upper 11 bits (sign, exponent, two bits of
-// the mantissa): enough for 2048 of a million normally distributed scores. A fuller bin costs a pass over the row.
-Scratch scratch_for(std::int64_t width, std::int64_t k) {
-  return {std::min(width, 2 * std::min(k, width) + 8192)};
-}
-
-// The k best of more than k scores.
-void select_row(std::span<const float> scores, std::int64_t k, const Scratch& scratch, std::byte* memory,
-                std::int32_t* ids) {
-  auto& histogram = *reinterpret_cast<Histogram*>(memory);
-  auto* keys = reinterpret_cast<Key*>(memory + sizeof(Histogram));
+// The positions of the k largest of more than k scores.
+void select_row(std::span<const float> scores, std::int64_t k, const WorkerScratch& scratch) {
+  Histogram& histogram = *scratch.histogram;
   const Row row{scores};
   Range range{.count = row.size(), .need = k};
   auto fits = [&] { return k - range.need + range.count <= scratch.capacity; };
@@ -183,34 +181,37 @@ void select_row(std::span<const float> scores, std::int64_t k, const Scratch& sc
     range = tighten(row, range);
     if (!range.done()) range = narrow(row, range, histogram);
   }
-  if (!fits()) return take(row, range, ids);  // more ties than the list holds
+  if (!fits()) return take(row, range, scratch.ids);  // more ties than the list holds
 
-  const List list = compact(row, range.low, keys, ids);
+  const List list = compact(row, range.low, scratch.keys, scratch.ids);
   while (!range.done()) range = narrow(list, range, histogram);
-  take(list, range, ids);
+  take(list, range, scratch.ids);
+}
+
+std::int64_t worker_bytes(std::int64_t width, std::int64_t k) {
+  base::Scratch scratch;
+  const WorkerScratch counted(scratch, width, k);
+  return scratch.bytes();
 }
 
 }  // namespace
 
 void select_cpu(const TopkArgs& args, const base::Exec& exec) {
-  const std::int64_t most = width_of_outputs(args);
-  const Scratch scratch = scratch_for(args.scores.dim(1), most);
+  const std::int64_t width = args.scores.dim(1), most = width_of_outputs(args), stride = worker_bytes(width, most);
   cpu::parallel_for(exec.backend, args.scores.dim(0), [&](std::int64_t t, int worker) {
-    std::byte* memory = static_cast<std::byte*>(exec.workspace.data) + worker * scratch.bytes();
-    auto* ids = reinterpret_cast<std::int32_t*>(memory + sizeof(Histogram) + scratch.list_bytes());
+    base::Scratch memory(static_cast<std::byte*>(exec.workspace.data) + worker * stride);
+    const WorkerScratch scratch(memory, width, most);
     const std::span<const float> scores = visible_scores(args, t);
     const std::int64_t n = static_cast<std::int64_t>(scores.size()), k = std::min(most, n);
-    if (k == n) {
-      for (std::int32_t p = 0; p < n; ++p) ids[p] = p;
-    } else {
-      select_row(scores, k, scratch, memory, ids);
-    }
-    store_row(args, t, {ids, static_cast<std::size_t>(k)});
+    if (k < n) select_row(scores, k, scratch);
+    else
+      for (std::int32_t p = 0; p < n; ++p) scratch.ids[p] = p;
+    store_row(args, t, {scratch.ids, static_cast<std::size_t>(k)});
   });
 }
 
 std::int64_t select_cpu_workspace_bytes(const Backend& backend, const TopkBounds& bounds) {
-  return backend.threads() * scratch_for(bounds.width, bounds.k).bytes();
+  return bounds.rows > 0 && bounds.k > 0 ? backend.threads() * worker_bytes(bounds.width, bounds.k) : 0;
 }
 
 }  // namespace sievemla::stage::topk
