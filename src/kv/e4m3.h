@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/kv/e4m3.h -- OCP e4m3fn in software: sign 1, exponent 4 (bias 7), mantissa 3; exponent 0 is subnormal (m * 2^-9);
-// no infinity; 0x7F and 0xFF are NaN; the largest value is 448. Source: OCP 8-bit floating point specification, rev. 1.0.
+// src/kv/e4m3.h -- OCP e4m3fn in software.
+//
+//   sign 1 | exponent 4 (bias 7) | mantissa 3; exponent 0 is subnormal, m * 2^-9; no infinity; 0x7F and 0xFF are NaN;
+//   the largest value is 448. Source: OCP 8-bit floating point specification, revision 1.0.
 #pragma once
 #include <array>
 #include <bit>

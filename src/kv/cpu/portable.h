@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/kv/cpu/portable.h -- writers and gatherers in blocks of rows over the threads. Rows are independent, so the number
-// of threads changes no bit.
+// src/kv/cpu/portable.h -- writers and gatherers in blocks of rows over the threads.
+//
+// Rows are independent, so the number of threads changes no bit.
 #pragma once
 #include <algorithm>
 
