@@ -138,8 +138,8 @@ const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const Ind
   expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
   check_tensor(backend, args.weights, {rows, heads}, {DType::f32}, where + "weights");
   const DType keys = check_keys(backend, args, rows, where);
-  expects(args.q.dtype != DType::u8 || keys == DType::u8, "a u8 (e4m3) q goes with fp8 keys", where + "q",
-          "keys of ", name_of(keys));
+  expects(args.q.dtype != DType::u8 || keys == DType::u8, "a u8 (e4m3) q goes with fp8 keys", where + "q", "keys of ",
+          name_of(keys));
   check_tensor(backend, args.lengths, {rows}, {DType::i32}, where + "lengths");
   check_tensor(backend, args.logits, {rows, kAny}, {DType::f32}, where + "logits");
   check_contiguous_rows(args.logits, where + "logits");
