@@ -20,7 +20,7 @@ LAYERS = {
     **STAGES,
     "api": {*STAGES, "cpu", "cuda", "kv", "base", "include", "model", "version"},
     "model": {"kv", "cpu", "base", "include"},
-    "cli": {"model", "api", "cpu", "cuda", "kv", "base", "include", "version"},
+    "cli": {"model", "api", *STAGES, "cpu", "cuda", "kv", "base", "include", "version"},
 }
 LIBRARY = set(LAYERS) - {"cli", "model"}  # plus src/model/geometries.*
 

@@ -70,9 +70,9 @@ double largest(const CheckReport& report, const std::string& stage) {
 }
 
 // The logits of meta.json come from the same tokens, so they agree but for rounding. A mistaken score ties more easily
-// than a right one (meta.json promises gaps for the right model alone), so a few selections may differ: a quarter.
+// than a right one (meta.json promises gaps for the right model alone), so a few selections may differ.
 void expect_as_expected(const CheckReport& got, const Json& meta) {
-  EXPECT_NEAR(largest(got, "logits"), meta["logits_max_rel_err"], 0.25 * meta["logits_max_rel_err"].get<double>());
+  EXPECT_NEAR(largest(got, "logits"), meta["logits_max_rel_err"], 0.05 * meta["logits_max_rel_err"].get<double>());
   EXPECT_NEAR(static_cast<double>(got.tokens_equal), meta["greedy_ids_equal"], 2);
 }
 
@@ -107,7 +107,7 @@ TEST(Mistake, NoMscale) { caught("no mscale"); }
 TEST(Mistake, NoExpertGroups) { caught("no expert groups"); }
 
 TEST(Mistake, NormEps) {  // leaves all tokens as they are; only the tolerances see it
-  for (const std::string& directory : {"glm5-tiny", "glm52-tiny"}) {
+  for (const char* directory : {"glm5-tiny", "glm52-tiny"}) {
     const Loaded m(directory);
     ASSERT_EQ(m.config.rms_norm_eps, 1e-5);
     for (const Backend& backend : kBackends) {
@@ -123,8 +123,10 @@ TEST(Mistake, EveryOneInMetaHasATest) {
   std::set<std::string> known = {kEps};
   for (const auto& [name, fault] : kMistakes) known.insert(name);
   std::set<std::string> listed;
-  for (const std::string& directory : kModels)
-    for (const auto& [name, numbers] : Loaded(directory).mistakes.items()) listed.insert(name);
+  for (const std::string& directory : kModels) {
+    const Loaded m(directory);
+    for (const auto& [name, numbers] : m.mistakes.items()) listed.insert(name);
+  }
   EXPECT_EQ(listed, known);
 }
 
@@ -134,8 +136,9 @@ TEST(Mistake, IsCaughtWithRoundedCachesToo) {
   const Backend backend = kBackends[1];
   EXPECT_TRUE(m.check(backend, model::NormEps::hf, KvFormat::bf16).passed());
   for (const auto& [name, fault] : kMistakes) {
-    if (name == "no expert groups") continue;  // outside the attention block
-    if (name == "dense") continue;             // the golden's selection is handed in
+    if (name == "no expert groups") continue;     // outside the attention block
+    if (name == "dense") continue;                // the golden's selection is handed in
+    if (name == "k_norm without mean") continue;  // moves scores by less than rounding may
     const WithFault with(fault);
     EXPECT_FALSE(m.check(backend, model::NormEps::hf, KvFormat::bf16).passed()) << name;
   }
