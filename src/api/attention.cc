@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "api/checks.h"
+#include "api/rules.h"
 #include "attention/registry.h"
 #include "attention/rows.h"
 #include "base/view.h"
@@ -64,7 +65,10 @@ void check_entries(const Rows& rows, std::int64_t tokens) {
             "attention: rows", entry, " at [", t, ", ", i, "]"));
 }
 
-void check(const Backend& backend, const AttentionArgs& args) {
+}  // namespace
+
+const stage::attention::AttentionKernel& api::admit(const Backend& backend, const AttentionArgs& args,
+                                                    Workspace workspace) {
   api::check_cache(backend, args.kv, "attention: kv");
   const std::int64_t latent = args.kv.latent, rope = args.kv.rope;
   api::check_tensor(backend, args.q, {api::kAny, api::kAny, args.q_rope ? latent : latent + rope},
@@ -77,22 +81,19 @@ void check(const Backend& backend, const AttentionArgs& args) {
   if (args.sink) api::check_tensor(backend, args.sink, {heads}, {DType::f32}, "attention: sink");
   api::check_tensor(backend, args.out, {tokens, heads, latent}, {DType::bf16, DType::f32}, "attention: out");
   if (args.lse) api::check_tensor(backend, args.lse, {tokens, heads}, {DType::f32}, "attention: lse");
+  const auto& kernel = base::pick(stage::attention::attention_kernels(), backend, args, "attention");
+  const AttentionBounds bounds{tokens, heads, Rows(args).most_lanes(tokens), args.kv.latent, args.kv.rope};
+  check_bounds(bounds, "attention");
+  check_workspace(workspace, tokens > 0 && kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
+                  "attention: workspace");
+  return kernel;
 }
 
-}  // namespace
-
 void attention(const Backend& backend, const AttentionArgs& args, Workspace workspace, Stream stream) {
-  check(backend, args);
-  const auto& kernel = base::pick(stage::attention::attention_kernels(), backend, args, "attention");
+  const auto& kernel = api::admit(backend, args, workspace);
   const std::int64_t tokens = args.q.dim(0);
-  const Rows rows(args);
-  if (args.check_indices) check_entries(rows, tokens);
-  const AttentionBounds bounds{tokens, args.q.dim(1), rows.most_lanes(tokens), args.kv.latent, args.kv.rope};
-  check_bounds(bounds, "attention");
-  if (tokens == 0) return;
-  const std::int64_t needed = kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0;
-  api::check_workspace(workspace, needed, "attention: workspace");
-  kernel.run(args, {backend, workspace, stream});
+  if (args.check_indices) check_entries(Rows(args), tokens);
+  if (tokens > 0) kernel.run(args, {backend, workspace, stream});
 }
 
 std::int64_t attention_workspace_bytes(const Backend& backend, const AttentionBounds& bounds) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "api/checks.h"
+#include "api/rules.h"
 #include "base/registry.h"
 #include "base/view.h"
 #include "indexer/registry.h"
@@ -40,36 +41,6 @@ void check_position(const Rope& rope, std::int64_t token, const std::string& whe
   if (rope.style == RopeStyle::none) return;
   check_index(base::load_int(rope.positions, token), rope.cos_sin.dim(0), "a position must be in [0, max_position)",
               where + ".positions", token);
-}
-
-void check(const Backend& backend, const WriteIndexKeysArgs& args) {
-  const std::string where = "write_index_keys: ";
-  check_tensor(backend, args.k, {kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "k");
-  check_tensor(backend, args.norm_weight, {kIndexDim}, {DType::f32, DType::bf16}, where + "norm_weight");
-  check_tensor(backend, args.norm_bias, {kIndexDim}, {DType::f32, DType::bf16}, where + "norm_bias");
-  expects(args.norm_eps > 0 && std::isfinite(args.norm_eps), "eps must be positive and finite", where + "norm_eps",
-          args.norm_eps);
-  const std::int64_t tokens = args.k.dim(0);
-  check_rope(backend, args.rope, tokens, where + "rope");
-  api::check_cache(backend, args.cache, where + "cache");
-  api::check_write_slots(backend, args.slots, tokens, args.cache.slots(), where + "slots");
-  if (!host(backend)) return;
-  for (std::int64_t t = 0; t < tokens; ++t)
-    if (base::load_int(args.slots, t) >= 0) check_position(args.rope, t, where + "rope");  // else the token is skipped
-}
-
-void check(const Backend& backend, const IndexQueryArgs& args) {
-  const std::string where = "index_queries: ";
-  check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "q");
-  const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
-  expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
-  check_tensor(backend, args.weights, {tokens, heads}, {DType::f32, DType::bf16}, where + "weights");
-  check_rope(backend, args.rope, tokens, where + "rope");
-  check_tensor(backend, args.out_q, {tokens, heads, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "out_q");
-  check_contiguous_rows(args.out_q, where + "out_q");
-  check_tensor(backend, args.out_weights, {tokens, heads}, {DType::f32}, where + "out_weights");
-  if (!host(backend)) return;
-  for (std::int64_t t = 0; t < tokens; ++t) check_position(args.rope, t, where + "rope");
 }
 
 // The keys' dtype.
@@ -114,23 +85,6 @@ void check_row(const IndexScoreArgs& args, std::int64_t t, const std::string& wh
   }
 }
 
-void check(const Backend& backend, const IndexScoreArgs& args) {
-  const std::string where = "index_scores: ";
-  check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "q");
-  check_contiguous_rows(args.q, where + "q");
-  const std::int64_t rows = args.q.dim(0), heads = args.q.dim(1);
-  expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
-  check_tensor(backend, args.weights, {rows, heads}, {DType::f32}, where + "weights");
-  const DType keys = check_keys(backend, args, rows, where);
-  expects(args.q.dtype != DType::u8 || keys == DType::u8, "a u8 (e4m3) q goes with fp8 keys", where + "q",
-          "keys of ", name_of(keys));
-  check_tensor(backend, args.lengths, {rows}, {DType::i32}, where + "lengths");
-  check_tensor(backend, args.logits, {rows, kAny}, {DType::f32}, where + "logits");
-  check_contiguous_rows(args.logits, where + "logits");
-  if (!host(backend)) return;
-  for (std::int64_t t = 0; t < rows; ++t) check_row(args, t, where);
-}
-
 }  // namespace
 
 std::string_view name_of(RopeStyle style) {
@@ -143,24 +97,72 @@ std::string_view name_of(RopeStyle style) {
   return "?";
 }
 
+namespace api {
+
+const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const WriteIndexKeysArgs& args) {
+  const std::string where = "write_index_keys: ";
+  check_tensor(backend, args.k, {kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "k");
+  check_tensor(backend, args.norm_weight, {kIndexDim}, {DType::f32, DType::bf16}, where + "norm_weight");
+  check_tensor(backend, args.norm_bias, {kIndexDim}, {DType::f32, DType::bf16}, where + "norm_bias");
+  expects(args.norm_eps > 0 && std::isfinite(args.norm_eps), "eps must be positive and finite", where + "norm_eps",
+          args.norm_eps);
+  const std::int64_t tokens = args.k.dim(0);
+  check_rope(backend, args.rope, tokens, where + "rope");
+  api::check_cache(backend, args.cache, where + "cache");
+  api::check_write_slots(backend, args.slots, tokens, args.cache.slots(), where + "slots");
+  for (std::int64_t t = 0; host(backend) && t < tokens; ++t)
+    if (base::load_int(args.slots, t) >= 0) check_position(args.rope, t, where + "rope");  // else the token is skipped
+  return base::pick(stage::indexer::write_index_keys_kernels(), backend, args, "write_index_keys");
+}
+
+const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args) {
+  const std::string where = "index_queries: ";
+  check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "q");
+  const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
+  expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
+  check_tensor(backend, args.weights, {tokens, heads}, {DType::f32, DType::bf16}, where + "weights");
+  check_rope(backend, args.rope, tokens, where + "rope");
+  check_tensor(backend, args.out_q, {tokens, heads, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "out_q");
+  check_contiguous_rows(args.out_q, where + "out_q");
+  check_tensor(backend, args.out_weights, {tokens, heads}, {DType::f32}, where + "out_weights");
+  for (std::int64_t t = 0; host(backend) && t < tokens; ++t) check_position(args.rope, t, where + "rope");
+  return base::pick(stage::indexer::index_queries_kernels(), backend, args, "index_queries");
+}
+
+const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args,
+                                               Workspace workspace) {
+  const std::string where = "index_scores: ";
+  check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "q");
+  check_contiguous_rows(args.q, where + "q");
+  const std::int64_t rows = args.q.dim(0), heads = args.q.dim(1);
+  expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
+  check_tensor(backend, args.weights, {rows, heads}, {DType::f32}, where + "weights");
+  const DType keys = check_keys(backend, args, rows, where);
+  expects(args.q.dtype != DType::u8 || keys == DType::u8, "a u8 (e4m3) q goes with fp8 keys", where + "q", "keys of ",
+          name_of(keys));
+  check_tensor(backend, args.lengths, {rows}, {DType::i32}, where + "lengths");
+  check_tensor(backend, args.logits, {rows, kAny}, {DType::f32}, where + "logits");
+  check_contiguous_rows(args.logits, where + "logits");
+  for (std::int64_t t = 0; host(backend) && t < rows; ++t) check_row(args, t, where);
+  const auto& kernel = base::pick(stage::indexer::index_scores_kernels(), backend, args, "index_scores");
+  const IndexScoreBounds bounds{rows, heads, args.logits.dim(1)};
+  check_workspace(workspace, kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
+                  "index_scores: workspace");
+  return kernel;
+}
+
+}  // namespace api
+
 void write_index_keys(const Backend& backend, const WriteIndexKeysArgs& args, Stream stream) {
-  check(backend, args);
-  base::pick(stage::indexer::write_index_keys_kernels(), backend, args, "write_index_keys")
-      .run(args, {backend, {}, stream});
+  api::admit(backend, args).run(args, {backend, {}, stream});
 }
 
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream) {
-  check(backend, args);
-  base::pick(stage::indexer::index_queries_kernels(), backend, args, "index_queries").run(args, {backend, {}, stream});
+  api::admit(backend, args).run(args, {backend, {}, stream});
 }
 
 void index_scores(const Backend& backend, const IndexScoreArgs& args, Workspace workspace, Stream stream) {
-  check(backend, args);
-  const auto& kernel = base::pick(stage::indexer::index_scores_kernels(), backend, args, "index_scores");
-  const IndexScoreBounds bounds{args.q.dim(0), args.q.dim(1), args.logits.dim(1)};
-  api::check_workspace(workspace, kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
-                       "index_scores: workspace");
-  kernel.run(args, {backend, workspace, stream});
+  api::admit(backend, args, workspace).run(args, {backend, workspace, stream});
 }
 
 std::int64_t index_scores_workspace_bytes(const Backend& backend, const IndexScoreBounds& bounds) {

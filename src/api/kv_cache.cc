@@ -4,6 +4,7 @@
 #include "sievemla/kv_cache.h"
 
 #include "api/checks.h"
+#include "api/rules.h"
 #include "kv/registry.h"
 #include "sievemla/error.h"
 
@@ -25,16 +26,21 @@ void dispatch(std::span<const base::Kernel<Args>> kernels, const Backend& backen
 
 }  // namespace
 
-void write_latent(const Backend& backend, const WriteLatentArgs& args, Stream stream) {
+const kv::WriteLatentKernel& api::admit(const Backend& backend, const WriteLatentArgs& args) {
   const KvCache& cache = args.cache;
   const std::int64_t tokens = args.latent.dim(0);
   api::check_cache(backend, cache, "write_latent: cache");
   check_rows(backend, args.latent, tokens, cache.latent, {DType::f32, DType::bf16}, "write_latent: latent");
   if (cache.rope > 0) check_rows(backend, args.rope, tokens, cache.rope, {args.latent.dtype}, "write_latent: rope");
-  else expects(args.rope.elements() == 0, "rope must be absent where a row has none", "write_latent: rope",
-               api::describe(args.rope));
+  else
+    expects(args.rope.elements() == 0, "rope must be absent where a row has none", "write_latent: rope",
+            api::describe(args.rope));
   api::check_write_slots(backend, args.slots, tokens, cache.slots(), "write_latent: slots");
-  dispatch(kv::write_latent_kernels(), backend, args, stream, "write_latent");
+  return base::pick(kv::write_latent_kernels(), backend, args, "write_latent");
+}
+
+void write_latent(const Backend& backend, const WriteLatentArgs& args, Stream stream) {
+  api::admit(backend, args).run(args, {backend, {}, stream});
 }
 
 void gather_latent(const Backend& backend, const GatherLatentArgs& args, Stream stream) {
@@ -52,8 +58,9 @@ void gather_index_keys(const Backend& backend, const GatherIndexKeysArgs& args, 
   check_rows(backend, args.keys, keys, kIndexDim, {args.cache.pages.dtype}, "gather_index_keys: keys");
   if (args.cache.format == IndexFormat::fp8)
     api::check_tensor(backend, args.scales, {keys}, {DType::f32}, "gather_index_keys: scales");
-  else expects(!args.scales, "scales must be absent: only an fp8 cache has them", "gather_index_keys: scales",
-               api::describe(args.scales));
+  else
+    expects(!args.scales, "scales must be absent: only an fp8 cache has them", "gather_index_keys: scales",
+            api::describe(args.scales));
   dispatch(kv::gather_index_keys_kernels(), backend, args, stream, "gather_index_keys");
 }
 

@@ -24,9 +24,7 @@ TopkBounds bounds_of(const TopkArgs& args) {
 
 }  // namespace
 
-namespace api {
-
-void check(const Backend& backend, const TopkArgs& args) {
+const stage::topk::TopkKernel& api::admit(const Backend& backend, const TopkArgs& args, Workspace workspace) {
   check_tensor(backend, args.scores, {kAny, kAny}, {DType::f32}, "topk: scores");
   check_contiguous_rows(args.scores, "topk: scores");
   const std::int64_t rows = args.scores.dim(0), width = args.scores.dim(1);
@@ -34,31 +32,29 @@ void check(const Backend& backend, const TopkArgs& args) {
   if (args.starts) check_tensor(backend, args.starts, {rows}, {DType::i32}, "topk: starts");
   check_tensor(backend, args.lengths, {rows}, {DType::i32}, "topk: lengths");
   expects(args.positions || args.slots, "positions or slots must be given", "topk", "neither");
-  const std::int64_t k = bounds_of(args).k;
-  if (args.positions) check_tensor(backend, args.positions, {rows, k}, {DType::i32}, "topk: positions");
+  const TopkBounds bounds = bounds_of(args);
+  if (args.positions) check_tensor(backend, args.positions, {rows, bounds.k}, {DType::i32}, "topk: positions");
   if (args.slots) {
-    check_tensor(backend, args.slots, {rows, k}, {DType::i32, DType::i64}, "topk: slots");
+    check_tensor(backend, args.slots, {rows, bounds.k}, {DType::i32, DType::i64}, "topk: slots");
     check_slot_map(backend, args.map, rows, "topk: map");
   }
-  if (backend.device().type != DeviceType::cpu) return;
-  for (std::int64_t t = 0; t < rows; ++t) {
+  const bool host = backend.device().type == DeviceType::cpu;
+  for (std::int64_t t = 0; host && t < rows; ++t) {
     const std::int64_t length = base::load_int(args.lengths, t);
     if (length <= 0) continue;
     const std::int64_t start = args.starts ? base::load_int(args.starts, t) : 0;
     expects(start >= 0 && start + length <= width, "a row must see columns inside the width", "topk: lengths", "start ",
             start, ", length ", length, ", width ", width, " in row ", t);
   }
+  const auto& kernel = base::pick(stage::topk::topk_kernels(), backend, args, "topk");
+  check_workspace(workspace, kernel.workspace_bytes(backend, bounds), "topk: workspace");
+  return kernel;
 }
 
-}  // namespace api
-
 void topk(const Backend& backend, const TopkArgs& args, Workspace workspace, Stream stream) {
-  api::check(backend, args);
-  const auto& kernel = base::pick(stage::topk::topk_kernels(), backend, args, "topk");
+  const auto& kernel = api::admit(backend, args, workspace);
   const TopkBounds bounds = bounds_of(args);
-  if (bounds.rows == 0 || bounds.k == 0) return;
-  api::check_workspace(workspace, kernel.workspace_bytes(backend, bounds), "topk: workspace");
-  kernel.run(args, {backend, workspace, stream});
+  if (bounds.rows > 0 && bounds.k > 0) kernel.run(args, {backend, workspace, stream});
 }
 
 std::int64_t topk_workspace_bytes(const Backend& backend, const TopkBounds& bounds) {
@@ -70,13 +66,12 @@ std::int64_t topk_workspace_bytes(const Backend& backend, const TopkBounds& boun
 
 void positions_to_slots(const Backend& backend, const TensorView& positions, const SlotMap& map,
                         const TensorView& slots, Stream stream) {
-  const std::string_view where = "positions_to_slots";
   api::check_tensor(backend, positions, {api::kAny, api::kAny}, {DType::i32}, "positions_to_slots: positions");
   const std::int64_t rows = positions.dim(0), k = positions.dim(1);
   api::check_tensor(backend, slots, {rows, k}, {DType::i32, DType::i64}, "positions_to_slots: slots");
   api::check_slot_map(backend, map, rows, "positions_to_slots: map");
   const PositionsToSlotsArgs args{positions, map, slots};
-  const auto& kernel = base::pick(stage::topk::positions_to_slots_kernels(), backend, args, where.data());
+  const auto& kernel = base::pick(stage::topk::positions_to_slots_kernels(), backend, args, "positions_to_slots");
   if (rows > 0 && k > 0) kernel.run(args, {backend, {}, stream});
 }
 

@@ -155,7 +155,7 @@ void SafeTensors::parse(std::string_view bytes) {
                                      [&dtype = entry.dtype](const DTypeName& row) { return row.name == dtype; });
     if (known == std::end(kDTypes))
       bad(name, "a dtype is one of F32, F16, BF16, I32, I64, U8, F8_E4M3", "'", entry.dtype, "'");
-    std::int64_t size = size_of(known->dtype);
+    std::int64_t size = size_of(known->dtype), widest = size;  // `widest` counts an empty extent as 1: strides fit too
     bool fits = true;
     TensorView view;
     view.dtype = known->dtype;
@@ -163,7 +163,8 @@ void SafeTensors::parse(std::string_view bytes) {
     view.shape[0] = 1;
     for (std::size_t d = 0; d < entry.shape.size(); ++d) {
       fits &= !__builtin_mul_overflow(entry.shape[d], std::int64_t{1}, &view.shape[d]);
-      fits &= !__builtin_mul_overflow(size, view.shape[d], &size);
+      fits &= !__builtin_mul_overflow(widest, std::max<std::int64_t>(view.shape[d], 1), &widest);
+      size = fits ? size * view.shape[d] : 0;
     }
     if (!fits) bad(name, "the size of a tensor must fit 63 bits", "an overflow");
     std::int64_t step = 1;

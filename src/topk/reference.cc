@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "topk/kernels.h"
 #include "topk/rows.h"
 
 namespace sievemla::stage::topk {
@@ -30,7 +29,7 @@ void select_reference(const TopkArgs& args, const base::Exec& exec) {
 }
 
 std::int64_t select_reference_workspace_bytes(const Backend&, const TopkBounds& bounds) {
-  return bounds.width * static_cast<std::int64_t>(sizeof(std::int32_t));
+  return bounds.rows > 0 && bounds.k > 0 ? bounds.width * static_cast<std::int64_t>(sizeof(std::int32_t)) : 0;
 }
 
 void positions_to_slots_reference(const PositionsToSlotsArgs& args, const base::Exec&) {

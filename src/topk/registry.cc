@@ -3,8 +3,6 @@
 // src/topk/registry.cc -- the kernels of stage 2.
 #include "topk/registry.h"
 
-#include "topk/kernels.h"
-
 namespace sievemla::stage::topk {
 namespace {
 

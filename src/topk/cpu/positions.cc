@@ -2,7 +2,6 @@
 // Copyright The SieveMLA authors
 // src/topk/cpu/positions.cc -- positions_to_slots and expand_pools on the CPU: rows in parallel.
 #include "cpu/threads.h"
-#include "topk/kernels.h"
 #include "topk/rows.h"
 
 namespace sievemla::stage::topk {

@@ -16,7 +16,6 @@
 
 #include "base/scratch.h"
 #include "cpu/threads.h"
-#include "topk/kernels.h"
 #include "topk/rows.h"
 
 namespace sievemla::stage::topk {
@@ -212,7 +211,7 @@ void select_cpu(const TopkArgs& args, const base::Exec& exec) {
 }
 
 std::int64_t select_cpu_workspace_bytes(const Backend& backend, const TopkBounds& bounds) {
-  return backend.threads() * worker_bytes(bounds.width, bounds.k);
+  return bounds.rows > 0 && bounds.k > 0 ? backend.threads() * worker_bytes(bounds.width, bounds.k) : 0;
 }
 
 }  // namespace sievemla::stage::topk
