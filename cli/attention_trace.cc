@@ -22,7 +22,8 @@ namespace {
 class File {
  public:
   template <class T>
-  void add(const std::string& name, const char* dtype, const std::vector<std::int64_t>& shape, std::span<const T> values) {
+  void add(const std::string& name, const char* dtype, const std::vector<std::int64_t>& shape,
+           std::span<const T> values) {
     const std::size_t begin = data_.size(), bytes = values.size_bytes();
     data_.resize(begin + bytes);
     if (bytes > 0) std::memcpy(data_.data() + begin, values.data(), bytes);
@@ -63,7 +64,8 @@ std::vector<std::int64_t> slots(const Slots& rows, const AttentionArgs& args, st
   const std::int64_t live = rows.topk_length ? std::min(base::load_int(rows.topk_length, t), topk) : topk;
   std::vector<std::int64_t> lanes;
   for (std::int64_t i = 0; i < live; ++i)
-    lanes.push_back(indices.rank == 3 ? base::load_int(indices, t / q_len, t % q_len, i) : base::load_int(indices, t, i));
+    lanes.push_back(indices.rank == 3 ? base::load_int(indices, t / q_len, t % q_len, i)
+                                      : base::load_int(indices, t, i));
   static_cast<void>(args);
   return lanes;
 }
@@ -108,7 +110,8 @@ void write_attention_trace(const std::filesystem::path& path, const AttentionArg
   file.add<float>("q", "F32", {tokens, heads, latent + rope}, queries(args));
   file.add<std::int64_t>("indices", "I64", {tokens, static_cast<std::int64_t>(topk)}, indices);
   file.add<float>("softmax_scale", "F32", {1}, std::span(&args.scale, 1));
-  if (args.sink) file.add<float>("sink", "F32", {heads}, {base::at<float>(args.sink, 0), static_cast<std::size_t>(heads)});
+  if (args.sink)
+    file.add<float>("sink", "F32", {heads}, {base::at<float>(args.sink, 0), static_cast<std::size_t>(heads)});
   file.add<char>("kv_" + name, dtype, {args.kv.slots(), row_bytes / size_of(format.storage)}, rows);
   file.add<float>("out_" + name, "F32", {tokens, heads, latent}, out);
   file.add<float>("lse_" + name, "F32", {tokens, heads}, lse);

@@ -30,7 +30,7 @@ namespace {
 constexpr int kLatent = 512, kRope = 64;
 constexpr std::int64_t kPage = 64;
 constexpr std::int64_t kSpan = 32768, kLeastSlots = 65536;  // cache rows: of one request, and in all
-constexpr float kScale = 1.f / 24;                           // 576^-0.5
+constexpr float kScale = 1.f / 24;                          // 576^-0.5
 constexpr std::uint64_t kSeed = 1;
 
 // The numbers of a case's name, by their letters.
@@ -38,7 +38,7 @@ using Fields = std::map<std::string, std::int64_t, std::less<>>;
 
 // A case, ready to run.
 struct Job {
-  double flops = 0, bytes = 0;      // useful work: multiply-adds x 2, and what has to be streamed
+  double flops = 0, bytes = 0;  // useful work: multiply-adds x 2, and what has to be streamed
   std::function<void()> call;
   std::function<double()> error{};  // of the last call, against the reference
   double bound = 0;
@@ -76,7 +76,9 @@ Job attend(const Setting& s, AttentionArgs args, std::int64_t pairs, std::int64_
   Job job;
   job.flops = 2.0 * as_double(heads * pairs) * (2 * kLatent + kRope);
   job.bytes = as_double(pairs * info(args.kv.format).row_bytes(kLatent, kRope));
-  job.call = [args, scratch, inputs = s.inputs, backend = s.backend] { attention(backend, args, scratch->workspace()); };
+  job.call = [args, scratch, inputs = s.inputs, backend = s.backend] {
+    attention(backend, args, scratch->workspace());
+  };
   job.error = [args, heads, bounds, inputs = s.inputs] {
     const Backend reference = Backend::reference();
     const std::int64_t some = std::min(kChecked, args.q.dim(0));
@@ -99,7 +101,8 @@ Job attend(const Setting& s, AttentionArgs args, std::int64_t pairs, std::int64_
 
 // `rows` query rows, each with k different slots of `span` that start at `first(row)`.
 Slots random_slots(const Setting& s, std::int64_t rows, std::int64_t k, std::int64_t span, std::int64_t stride) {
-  expects(k <= span, "a query's slots are different, so top-k is at most the rows it draws from", "bench", k, " of ", span);
+  expects(k <= span, "a query's slots are different, so top-k is at most the rows it draws from", "bench", k, " of ",
+          span);
   std::vector<std::int64_t> lanes;
   for (std::int64_t t = 0; t < rows; ++t)
     for (const std::int64_t slot : s.inputs->distinct(k, span)) lanes.push_back(t * stride + slot);
@@ -197,7 +200,9 @@ std::vector<float> scores_of(const Backend& backend, const Scoring& scoring, std
   return logits;
 }
 
-double score_flops(const Setting& s, const Scoring& scoring) { return 2.0 * kIndexDim * as_double(s["h"] * scoring.pairs); }
+double score_flops(const Setting& s, const Scoring& scoring) {
+  return 2.0 * kIndexDim * as_double(s["h"] * scoring.pairs);
+}
 
 Job score_job(const Setting& s, Scoring scoring, double bytes_a_pair) {
   scoring.args.logits = s.inputs->poisoned(DType::f32, {scoring.rows, scoring.width});
@@ -391,8 +396,8 @@ Case parse_case(const std::string& name) {
   }
   std::string kinds;
   for (const Family& family : kFamilies) kinds += (kinds.empty() ? "cpu." : ", cpu.") + std::string(family.name);
-  throw InvalidArgument(error_message("a case is one of sievemla bench --list, or of the kinds " + kinds, "bench", "'", name,
-                                      "'"));
+  throw InvalidArgument(
+      error_message("a case is one of sievemla bench --list, or of the kinds " + kinds, "bench", "'", name, "'"));
 }
 
 // ---- the command ------------------------------------------------------------------------------------
@@ -472,7 +477,9 @@ Json to_json(const std::vector<Row>& rows) {
       json["failed"].push_back({{"case", row.c.name}, {"error", row.error}, {"bound", row.bound}});
       continue;
     }
-    Json line = {{"case", row.c.name}, {"us", rounded(row.timing.us, 5)}, {"us_p10", rounded(row.timing.us_p10, 5)},
+    Json line = {{"case", row.c.name},
+                 {"us", rounded(row.timing.us, 5)},
+                 {"us_p10", rounded(row.timing.us_p10, 5)},
                  {"us_p90", rounded(row.timing.us_p90, 5)}};
     if (row.flops > 0) line["tflops"] = rounded(row.flops / row.timing.us / 1e6, 4);
     line["tbps"] = rounded(row.bytes / row.timing.us / 1e6, 4);
@@ -506,8 +513,14 @@ int run(const Options& options) {
       rows.push_back(measure(c));
     }
   }
-  Table table({{"case"}, {"median", Table::right}, {"10 %", Table::right}, {"90 %", Table::right}, {"GFLOP/s", Table::right},
-               {"GB/s", Table::right}, {"error", Table::right}, {"runs", Table::right}});
+  Table table({{"case"},
+               {"median", Table::right},
+               {"10 %", Table::right},
+               {"90 %", Table::right},
+               {"GFLOP/s", Table::right},
+               {"GB/s", Table::right},
+               {"error", Table::right},
+               {"runs", Table::right}});
   for (const Row& row : rows) {
     const Timing& t = row.timing;
     if (row.right())
@@ -520,8 +533,9 @@ int run(const Options& options) {
   if (!options.json.empty()) write_file(options.json, text_of(to_json(rows)));
   for (const Row& row : rows)
     if (!row.right())
-      throw CheckFailed(error_message("a result must match the reference within " + error_text(row.bound) +
-                                          " before it is timed", "bench: " + row.c.name, "an error of ", error_text(row.error)));
+      throw CheckFailed(
+          error_message("a result must match the reference within " + error_text(row.bound) + " before it is timed",
+                        "bench: " + row.c.name, "an error of ", error_text(row.error)));
   return kGood;
 }
 
@@ -530,8 +544,10 @@ int run(const Options& options) {
 Action add_bench(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("bench", "Time the stages of the cpu backend");
-  command->add_option("CASE", options->patterns,
-                      "Cases, or patterns such as 'cpu.attend.*.t1'; a full name may have any numbers. None: all of --list");
+  command
+      ->add_option("CASE", options->patterns,
+                   "Cases, or patterns such as 'cpu.attend.*.t1'; a full name may have any numbers; none: --list")
+      ->type_name("");
   command->add_option("--json", options->json, "Write the numbers there as JSON")->type_name("FILE");
   add_integer(*command, "--threads", options->threads, 0, 4096, "Threads of the default cases; 0: one, and all");
   command->add_flag("--list", options->list, "Print the names of the cases and exit");

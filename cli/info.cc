@@ -44,7 +44,9 @@ std::string count(int n) { return n < 0 ? "any" : std::to_string(n); }
 std::string latent_width(const KvFormatInfo& f) { return f.latent == 0 ? "any" : std::to_string(f.latent); }
 
 // Bytes of a row at the format's own widths, or at 512 | 64 where any will do.
-std::int64_t row_bytes(const KvFormatInfo& f) { return f.row_bytes(f.latent ? f.latent : 512, f.rope < 0 ? 64 : f.rope); }
+std::int64_t row_bytes(const KvFormatInfo& f) {
+  return f.row_bytes(f.latent ? f.latent : 512, f.rope < 0 ? 64 : f.rope);
+}
 
 Json to_json() {
   Json json = envelope("info");
@@ -56,19 +58,30 @@ Json to_json() {
     json["backends"].push_back({{"name", b.name}, {"usable", b.state.empty()}, {"reason", b.state}});
   json["kernels"] = Json::array();
   for (const KernelInfo& k : kernels())
-    json["kernels"].push_back({{"stage", k.stage}, {"name", k.name}, {"backend", name_of(k.backend)},
-                               {"runs_here", k.runs_here}, {"needs", k.needs}});
+    json["kernels"].push_back({{"stage", k.stage},
+                               {"name", k.name},
+                               {"backend", name_of(k.backend)},
+                               {"runs_here", k.runs_here},
+                               {"needs", k.needs}});
   json["kv_formats"] = Json::array();
   for (const KvFormatInfo& f : kv_formats())
-    json["kv_formats"].push_back({{"name", f.name}, {"storage", name_of(f.storage)}, {"row_bytes", row_bytes(f)},
-                                  {"source", f.source}});
+    json["kv_formats"].push_back(
+        {{"name", f.name}, {"storage", name_of(f.storage)}, {"row_bytes", row_bytes(f)}, {"source", f.source}});
   json["geometries"] = Json::array();
   for (const Geometry& g : geometries())
-    json["geometries"].push_back(
-        {{"name", g.name}, {"model_type", g.model_type}, {"layers", g.layers}, {"full_layers", g.full_layers},
-         {"heads", g.heads}, {"latent", g.latent}, {"rope", g.rope}, {"nope", g.nope}, {"v", g.v},
-         {"index_heads", g.index_heads}, {"index_topk", g.index_topk}, {"index_kpool", g.index_kpool},
-         {"index_rope", name_of(g.index_rope)}});
+    json["geometries"].push_back({{"name", g.name},
+                                  {"model_type", g.model_type},
+                                  {"layers", g.layers},
+                                  {"full_layers", g.full_layers},
+                                  {"heads", g.heads},
+                                  {"latent", g.latent},
+                                  {"rope", g.rope},
+                                  {"nope", g.nope},
+                                  {"v", g.v},
+                                  {"index_heads", g.index_heads},
+                                  {"index_topk", g.index_topk},
+                                  {"index_kpool", g.index_kpool},
+                                  {"index_rope", name_of(g.index_rope)}});
   return json;
 }
 
@@ -81,7 +94,11 @@ Table kernel_table() {
 }
 
 Table format_table() {
-  Table table({{"row type"}, {"storage"}, {"latent", Table::right}, {"rope", Table::right}, {"bytes", Table::right},
+  Table table({{"row type"},
+               {"storage"},
+               {"latent", Table::right},
+               {"rope", Table::right},
+               {"bytes", Table::right},
                {"source"}});
   for (const KvFormatInfo& f : kv_formats())
     table.row({std::string(f.name), name_of(f.storage), latent_width(f), count(f.rope), std::to_string(row_bytes(f)),
@@ -90,8 +107,16 @@ Table format_table() {
 }
 
 Table geometry_table() {
-  Table table({{"model"}, {"model_type"}, {"layers (full)"}, {"heads", Table::right}, {"row"}, {"nope", Table::right},
-               {"v", Table::right}, {"index heads", Table::right}, {"top-k", Table::right}, {"pool", Table::right},
+  Table table({{"model"},
+               {"model_type"},
+               {"layers (full)"},
+               {"heads", Table::right},
+               {"row"},
+               {"nope", Table::right},
+               {"v", Table::right},
+               {"index heads", Table::right},
+               {"top-k", Table::right},
+               {"pool", Table::right},
                {"index rope"}});
   for (const Geometry& g : geometries())
     table.row({std::string(g.name), std::string(g.model_type), fmt::format("{} ({})", g.layers, g.full_layers),
@@ -104,16 +129,14 @@ Table geometry_table() {
 void print_tables() {
   const Machine machine = this_machine();
   print("sievemla {} ({}), {}\n", version(), commit(), kCompiler);
-  print("cpu        {}, {} cores: {}\n", machine.cpu, machine.cores,
-        fmt::format("{}", fmt::join(machine.isa, " ")));
-  for (const BackendState& b : backends())
-    print("{:<9}  {}\n", b.name, b.state.empty() ? "usable" : b.state);
+  print("cpu        {}, {} cores: {}\n", machine.cpu, machine.cores, fmt::format("{}", fmt::join(machine.isa, " ")));
+  for (const BackendState& b : backends()) print("{:<9}  {}\n", b.name, b.state.empty() ? "usable" : b.state);
   print("\n{}\n{}\n{}", kernel_table().text(), format_table().text(), geometry_table().text());
 }
 
 void print_markdown() {
-  print("### Kernels\n\n{}\n### Row types\n\n{}\n### Models\n\n{}", kernel_table().markdown(), format_table().markdown(),
-        geometry_table().markdown());
+  print("### Kernels\n\n{}\n### Row types\n\n{}\n### Models\n\n{}", kernel_table().markdown(),
+        format_table().markdown(), geometry_table().markdown());
 }
 
 }  // namespace

@@ -60,7 +60,9 @@ std::vector<std::int64_t> Inputs::distinct(std::int64_t n, std::int64_t limit) {
 }
 
 TensorView Inputs::block_table(std::span<const std::int64_t> lengths, std::int64_t page_size) {
-  const auto pages_of = [&](std::int64_t length) { return (std::max<std::int64_t>(length, 0) + page_size - 1) / page_size; };
+  const auto pages_of = [&](std::int64_t length) {
+    return (std::max<std::int64_t>(length, 0) + page_size - 1) / page_size;
+  };
   std::int64_t widest = 1, total = 0;
   for (const std::int64_t length : lengths) {
     widest = std::max(widest, pages_of(length));
@@ -119,7 +121,8 @@ std::vector<std::int64_t> slots_of(const TensorView& block_table, std::span<cons
   std::vector<std::int64_t> slots;
   for (std::size_t r = 0; r < lengths.size(); ++r)
     for (std::int64_t p = 0; p < lengths[r]; ++p)
-      slots.push_back(base::load_int(block_table, static_cast<std::int64_t>(r), p / page_size) * page_size + p % page_size);
+      slots.push_back(base::load_int(block_table, static_cast<std::int64_t>(r), p / page_size) * page_size +
+                      p % page_size);
   return slots;
 }
 

@@ -33,7 +33,8 @@ class Inputs {
 
   TensorView poisoned(DType dtype, std::initializer_list<std::int64_t> shape);
   TensorView normal(DType dtype, std::initializer_list<std::int64_t> shape, float deviation);  // f32, bf16, u8 = e4m3
-  TensorView ints(std::span<const std::int64_t> values, std::initializer_list<std::int64_t> shape, DType dtype = DType::i32);
+  TensorView ints(std::span<const std::int64_t> values, std::initializer_list<std::int64_t> shape,
+                  DType dtype = DType::i32);
   std::vector<std::int64_t> distinct(std::int64_t n, std::int64_t limit);  // n different numbers below limit, shuffled
 
   // [requests, widest] i32: a physical page of its own for every page that `lengths` needs, shuffled, then -1.

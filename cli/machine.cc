@@ -41,14 +41,11 @@ struct Feature {
 
 // Intel SDM volume 2A, CPUID; AMD APM volume 3, appendix E.
 constexpr Feature kFeatures[] = {
-    {"sse4.2", 1, 0, ecx, 20, 0},         {"avx", 1, 0, ecx, 28, kYmm},
-    {"f16c", 1, 0, ecx, 29, kYmm},        {"fma", 1, 0, ecx, 12, kYmm},
-    {"avx2", 7, 0, ebx, 5, kYmm},         {"avx512f", 7, 0, ebx, 16, kZmm},
-    {"avx512bw", 7, 0, ebx, 30, kZmm},    {"avx512vl", 7, 0, ebx, 31, kZmm},
-    {"avx512vbmi", 7, 0, ecx, 1, kZmm},   {"avx512vnni", 7, 0, ecx, 11, kZmm},
-    {"avx512bf16", 7, 1, eax, 5, kZmm},   {"avx512fp16", 7, 0, edx, 23, kZmm},
-    {"amx-tile", 7, 0, edx, 24, kTiles},  {"amx-int8", 7, 0, edx, 25, kTiles},
-    {"amx-bf16", 7, 0, edx, 22, kTiles},
+    {"sse4.2", 1, 0, ecx, 20, 0},        {"avx", 1, 0, ecx, 28, kYmm},        {"f16c", 1, 0, ecx, 29, kYmm},
+    {"fma", 1, 0, ecx, 12, kYmm},        {"avx2", 7, 0, ebx, 5, kYmm},        {"avx512f", 7, 0, ebx, 16, kZmm},
+    {"avx512bw", 7, 0, ebx, 30, kZmm},   {"avx512vl", 7, 0, ebx, 31, kZmm},   {"avx512vbmi", 7, 0, ecx, 1, kZmm},
+    {"avx512vnni", 7, 0, ecx, 11, kZmm}, {"avx512bf16", 7, 1, eax, 5, kZmm},  {"avx512fp16", 7, 0, edx, 23, kZmm},
+    {"amx-tile", 7, 0, edx, 24, kTiles}, {"amx-int8", 7, 0, edx, 25, kTiles}, {"amx-bf16", 7, 0, edx, 22, kTiles},
 };
 
 std::uint64_t enabled_state() {
@@ -79,8 +76,8 @@ struct Feature {
   unsigned long bit;
 };
 constexpr Feature kFeatures[] = {
-    {"asimd", AT_HWCAP, 1}, {"asimddp", AT_HWCAP, 20}, {"sve", AT_HWCAP, 22},  {"sve2", AT_HWCAP2, 1},
-    {"i8mm", AT_HWCAP2, 13}, {"bf16", AT_HWCAP2, 14},  {"sme", AT_HWCAP2, 23},
+    {"asimd", AT_HWCAP, 1},  {"asimddp", AT_HWCAP, 20}, {"sve", AT_HWCAP, 22},  {"sve2", AT_HWCAP2, 1},
+    {"i8mm", AT_HWCAP2, 13}, {"bf16", AT_HWCAP2, 14},   {"sme", AT_HWCAP2, 23},
 };
 
 std::vector<std::string> features() {

@@ -8,8 +8,8 @@
 namespace sievemla::cli {
 
 struct Machine {
-  std::string cpu;   // "AMD EPYC 9554 64-Core Processor"
-  int cores;         // logical processors this process may use
+  std::string cpu;               // "AMD EPYC 9554 64-Core Processor"
+  int cores;                     // logical processors this process may use
   std::vector<std::string> isa;  // instruction sets that matter here and that processor and system both enable
 };
 

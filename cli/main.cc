@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/main.cc -- the sievemla program: picks the command, and turns whatever it throws into one line and an exit status.
+// cli/main.cc -- the sievemla program: picks the command, and turns what it throws into one line and an exit status.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -43,7 +43,7 @@ InvalidArgument wrong_use(CLI::App& program, const CLI::ParseError& error) {
         error_message("an argument must be one that sievemla " + where + " --help lists", where, extras));
   }
   if (dynamic_cast<const CLI::RequiredError*>(&error))
-    return InvalidArgument(error_message(error.what(), where, "no such argument"));
+    return InvalidArgument(error_message(error.what(), where, "none"));
   return InvalidArgument(error_message("arguments must be as --help says", where, error.what()));
 }
 
@@ -53,7 +53,8 @@ int run_program(int argc, char** argv) {
   program.footer(kExits);
   program.require_subcommand(0, 1);
   program.set_help_flag("-h,--help", "Print this help and exit");
-  program.set_version_flag("--version", fmt::format("sievemla {} ({})", version(), commit()), "Print the version and exit");
+  program.set_version_flag("--version", fmt::format("sievemla {} ({})", version(), commit()),
+                           "Print the version and exit");
 
   std::vector<Command> commands;
   for (const auto add : {add_run, add_replay, add_verify, add_bench, add_info}) {
@@ -64,7 +65,7 @@ int run_program(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    print(innermost(program).help());
+    print(program.help());  // the named command's, if one is named
     return kGood;
   } catch (const CLI::CallForVersion& version) {
     print("{}\n", version.what());

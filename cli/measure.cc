@@ -20,7 +20,9 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
   std::sort(us.begin(), us.end());
-  const auto quantile = [&](double q) { return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)]; };
+  const auto quantile = [&](double q) {
+    return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)];
+  };
   return {quantile(0.5), quantile(0.1), quantile(0.9), static_cast<int>(us.size())};
 }
 

@@ -44,8 +44,8 @@ CLI::Option* add_choice(CLI::App& command, const std::string& names, std::string
       .add_option_function<std::string>(
           names,
           [&value, names, choices, list, where = command.get_name()](const std::string& text) {
-            expects(std::find(choices.begin(), choices.end(), text) != choices.end(), names + " is one of " + list, where,
-                    "'", text, "'");
+            expects(std::find(choices.begin(), choices.end(), text) != choices.end(), names + " is one of " + list,
+                    where, "'", text, "'");
             value = text;
           },
           help)

@@ -75,7 +75,8 @@ std::string Table::text() const {
   std::string out;
   const auto line = [&](auto cell) {
     std::string text;
-    for (std::size_t c = 0; c < columns_.size(); ++c) text += (c ? "  " : "") + padded(cell(c), widths[c], columns_[c].align);
+    for (std::size_t c = 0; c < columns_.size(); ++c)
+      text += (c ? "  " : "") + padded(cell(c), widths[c], columns_[c].align);
     text.erase(text.find_last_not_of(' ') + 1);
     out += text + "\n";
   };
@@ -100,7 +101,8 @@ std::string error_text(double error) { return error == 0 ? "0" : fmt::format("{:
 
 std::string time_text(double microseconds) {
   if (microseconds < 1e3) return fmt::format("{:.0f} us", microseconds);
-  return microseconds < 1e6 ? fmt::format("{:.2f} ms", microseconds / 1e3) : fmt::format("{:.2f} s", microseconds / 1e6);
+  return microseconds < 1e6 ? fmt::format("{:.2f} ms", microseconds / 1e3)
+                            : fmt::format("{:.2f} s", microseconds / 1e6);
 }
 
 Progress::Progress(std::string label, std::int64_t total)

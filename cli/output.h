@@ -44,7 +44,7 @@ template <class... T>
 void print(fmt::format_string<T...> format, T&&... values) {
   print(std::string_view(fmt::format(format, std::forward<T>(values)...)));
 }
-// Everything printed has left the process. Throws Error if stdout could not be written (a reader that left is no error).
+// Sends out what was printed. Throws Error if stdout could not be written; a reader that left early is no error.
 void flush();
 
 // "sievemla: MESSAGE" on stderr, as one line whatever bytes it holds.
@@ -68,8 +68,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-std::string error_text(double error);           // "3.1e-07", "0"
-std::string time_text(double microseconds);     // "812 us", "1.53 ms", "2.10 s"
+std::string error_text(double error);        // "3.1e-07", "0"
+std::string time_text(double microseconds);  // "812 us", "1.53 ms", "2.10 s"
 
 // One line on stderr, rewritten in place and wiped at the end; nothing at all unless stderr is a terminal.
 class Progress {

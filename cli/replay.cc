@@ -52,12 +52,14 @@ double rows_that_differ(std::span<const std::int32_t> got, std::span<const std::
 Row timed_row(const Backend& backend, const char* stage, std::string cache, double flops, double bytes,
               const std::function<void()>& call) {
   const double us = median_us(call, kReplayEffort).us;
-  return {backend.name(), stage, std::move(cache), {}, tolerance(backend), us, flops / us * 1e-3, bytes / us * 1e-3, ""};
+  return {backend.name(),    stage, std::move(cache), {}, tolerance(backend), us, flops / us * 1e-3,
+          bytes / us * 1e-3, ""};
 }
 
 // ---- sparse_mla_trace -------------------------------------------------------------------------------
 
-Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace, const model::SparseMlaTrace::Cache& cache) {
+Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
+                 const model::SparseMlaTrace::Cache& cache) {
   const std::int64_t tokens = trace.q.dim(0), heads = trace.q.dim(1), latent = trace.latent;
   std::vector<float> out(static_cast<std::size_t>(tokens * heads * latent));
   std::vector<float> lse(static_cast<std::size_t>(tokens * heads));
@@ -161,23 +163,40 @@ Json to_json(const Options& options, const std::vector<Row>& rows) {
       json["rows"].push_back({{"backend", row.backend}, {"unsupported", row.lack}});
       continue;
     }
-    json["rows"].push_back({{"backend", row.backend}, {"stage", row.stage}, {"cache", row.cache}, {"error", nullptr},
-                            {"bound", row.bound}, {"us", row.us}, {"gflops", row.gflops}, {"gbps", row.gbps},
-                            {"checked", row.error.has_value()}, {"passed", row.passed()}});
+    json["rows"].push_back({{"backend", row.backend},
+                            {"stage", row.stage},
+                            {"cache", row.cache},
+                            {"error", nullptr},
+                            {"bound", row.bound},
+                            {"us", row.us},
+                            {"gflops", row.gflops},
+                            {"gbps", row.gbps},
+                            {"checked", row.error.has_value()},
+                            {"passed", row.passed()}});
     if (row.error) json["rows"].back()["error"] = *row.error;
   }
   return json;
 }
 
 std::string to_text(const std::vector<Row>& rows) {
-  Table table({{"backend"}, {"stage"}, {"cache"}, {"error", Table::right}, {"bound", Table::right}, {"time", Table::right},
-               {"GFLOP/s", Table::right}, {"GB/s", Table::right}, {"ok"}});
+  Table table({{"backend"},
+               {"stage"},
+               {"cache"},
+               {"error", Table::right},
+               {"bound", Table::right},
+               {"time", Table::right},
+               {"GFLOP/s", Table::right},
+               {"GB/s", Table::right},
+               {"ok"}});
   std::string lacks;
   for (const Row& row : rows) {
     if (row.lack.empty())
       table.row({row.backend, row.stage, row.cache, row.error ? error_text(*row.error) : "-", error_text(row.bound),
                  time_text(row.us), row.gflops > 0 ? fmt::format("{:.1f}", row.gflops) : "-",
-                 fmt::format("{:.2f}", row.gbps), !row.error ? "not checked" : row.passed() ? "yes" : "NO"});
+                 fmt::format("{:.2f}", row.gbps),
+                 !row.error     ? "not checked"
+                 : row.passed() ? "yes"
+                                : "NO"});
     else lacks += "not run: " + row.lack + "\n";
   }
   return table.text() + lacks;
@@ -199,14 +218,19 @@ int run(const Options& options) {
 
 Action add_replay(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("replay", "Run one traced call on every backend, and compare with its outputs");
-  command->add_option("TRACE", options->trace, "A safetensors file: a sparse_mla_trace or an indexer_trace")->required();
-  add_backend(*command, options->backend, "Where to run; all: every backend of this build");
+  CLI::App* command =
+      app.add_subcommand("replay", "Run one traced call on every backend, and compare with its outputs");
+  command->add_option("TRACE", options->trace, "A safetensors file: a sparse_mla_trace or an indexer_trace")
+      ->required()
+      ->type_name("");
+  add_backend(*command, options->backend, "reference, cpu, or all: both");
   add_threads(*command, options->threads);
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(
-      "error = max |a - b| / max |b| over outputs and lse, for topk the share of rows that differ; infinities must stand "
-      "at\nequal places. Bounds: 1e-6 for the reference, 1e-4 for the cpu backend, 0 for topk. A trace without outputs is "
+      "error = max |a - b| / max |b| over outputs and lse, for topk the share of rows that differ; infinities must "
+      "stand "
+      "at\nequal places. Bounds: 1e-6 for the reference, 1e-4 for the cpu backend, 0 for topk. A trace without outputs "
+      "is "
       "timed only.");
   return [options] { return run(*options); };
 }

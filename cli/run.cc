@@ -46,8 +46,9 @@ std::vector<std::int32_t> parse_ids(const std::string& text, std::int64_t vocab)
   std::vector<std::int32_t> ids;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
-    ids.push_back(static_cast<std::int32_t>(parse_integer(std::string_view(text).substr(begin, end - begin), 0, vocab - 1,
-                                                          "a token id of this vocabulary", "run: --prompt-ids")));
+    ids.push_back(
+        static_cast<std::int32_t>(parse_integer(std::string_view(text).substr(begin, end - begin), 0, vocab - 1,
+                                                "a token id of this vocabulary", "run: --prompt-ids")));
     begin = end + 1;
   }
   return ids;
@@ -55,8 +56,8 @@ std::vector<std::int32_t> parse_ids(const std::string& text, std::int64_t vocab)
 
 std::vector<std::int32_t> prompt_of(const Options& options, const model::Config& config) {
   if (options.has_ids) return parse_ids(options.prompt_ids, config.vocab);
-  expects(config.vocab == kBytes, "--prompt takes a vocabulary of 256 bytes; no tokenizer here, use --prompt-ids", "run",
-          "a vocabulary of ", config.vocab);
+  expects(config.vocab == kBytes, "--prompt takes a vocabulary of 256 bytes; no tokenizer here, use --prompt-ids",
+          "run", "a vocabulary of ", config.vocab);
   expects(!options.prompt.empty(), "a prompt holds at least one token", "run: --prompt", "''");
   std::vector<std::int32_t> ids;
   for (const char c : options.prompt) ids.push_back(static_cast<unsigned char>(c));
@@ -67,15 +68,15 @@ model::DecoderOptions decoder_options(const Options& options) {
   model::DecoderOptions decoder;
   decoder.backend = Backend::by_name(options.backend, cpu_options(options.threads));
   const bool device = decoder.backend.kind() == BackendKind::cuda;
-  decoder.kv_format = options.kv_format.empty() ? device ? KvFormat::bf16 : KvFormat::f32
-                                                : kv_format_by_name(options.kv_format);
+  decoder.kv_format =
+      options.kv_format.empty() ? device ? KvFormat::bf16 : KvFormat::f32 : kv_format_by_name(options.kv_format);
   decoder.index_format = options.index_format.empty() ? device ? IndexFormat::fp8 : IndexFormat::f32
                                                       : index_format_by_name(options.index_format);
   decoder.norm_eps = options.norm_eps == "hf" ? model::NormEps::hf : model::NormEps::config;
   decoder.page_size = options.page_size;
   if (options.chunk != "all")
-    decoder.chunk = parse_integer(options.chunk, 1, std::numeric_limits<std::int32_t>::max(), "--chunk, unless 'all',",
-                                  "run");
+    decoder.chunk =
+        parse_integer(options.chunk, 1, std::numeric_limits<std::int32_t>::max(), "--chunk, unless 'all',", "run");
   return decoder;
 }
 
@@ -87,8 +88,9 @@ Result generate(const Options& options, const model::Config& config, const model
   result.prompt = prompt_of(options, config);
   const std::int64_t rows = static_cast<std::int64_t>(result.prompt.size()) + options.tokens - 1;  // the last token
                                                                                                    // is not fed back
-  expects(rows <= config.max_position, "prompt and new tokens must fit max_position_embeddings " +
-          std::to_string(config.max_position), "run: -n", result.prompt.size(), " + ", options.tokens);
+  expects(rows <= config.max_position,
+          "prompt and new tokens must fit max_position_embeddings " + std::to_string(config.max_position), "run: -n",
+          result.prompt.size(), " + ", options.tokens);
   decoder_options.max_tokens = rows;
   model::Decoder decoder(config, checkpoint, decoder_options);
 
@@ -157,8 +159,10 @@ Json to_json(const Options& options, const model::Config& config, const model::D
     json["layers"].push_back(std::move(line));
   }
   if (result.check) {
-    json["check"] = {{"passed", result.check->passed()}, {"tokens_equal", result.check->tokens_equal},
-                     {"tokens_judged", result.check->tokens_judged}, {"failures", result.check->failures}};
+    json["check"] = {{"passed", result.check->passed()},
+                     {"tokens_equal", result.check->tokens_equal},
+                     {"tokens_judged", result.check->tokens_judged},
+                     {"failures", result.check->failures}};
     if (hints_at_hf(decoder, result)) json["check"]["hint"] = kHint;
   }
   return json;
@@ -180,8 +184,9 @@ std::string to_text(const model::Config& config, const model::DecoderOptions& de
   const auto full = std::count(config.full_indexer.begin(), config.full_indexer.end(), true);
   std::string text = fmt::format("model   {}, {} layers ({} with an indexer), {} heads, top-k {}\n", config.model_type,
                                  config.layers, full, config.heads, config.index_topk);
-  text += fmt::format("cache   {} rows, {} indexer keys, pages of {}; backend {}, threads {}\n", info(decoder.kv_format).name,
-                      name_of(decoder.index_format), decoder.page_size, decoder.backend.name(), decoder.backend.threads());
+  text += fmt::format("cache   {} rows, {} indexer keys, pages of {}; backend {}, threads {}\n",
+                      info(decoder.kv_format).name, name_of(decoder.index_format), decoder.page_size,
+                      decoder.backend.name(), decoder.backend.threads());
   text += fmt::format("prompt  {} tokens{}\n", result.prompt.size(),
                       result.prefill_us > 0 ? " in " + time_text(result.prefill_us) : "");
   text += fmt::format("tokens  {}\n", fmt::join(result.tokens, ","));
@@ -189,8 +194,7 @@ std::string to_text(const model::Config& config, const model::DecoderOptions& de
   if (result.tokens_per_s > 0) text += fmt::format("speed   {:.0f} tokens/s\n", result.tokens_per_s);
 
   std::vector<Table::Column> columns = {{"layer", Table::right}, {"stage"}};
-  if (result.check)
-    columns.insert(columns.end(), {{"error", Table::right}, {"bound", Table::right}});
+  if (result.check) columns.insert(columns.end(), {{"error", Table::right}, {"bound", Table::right}});
   columns.push_back({"time", Table::right});
   if (result.check) columns.push_back({"ok"});
   Table table(columns);
@@ -205,8 +209,9 @@ std::string to_text(const model::Config& config, const model::DecoderOptions& de
   if (!result.check) return text;
 
   const model::CheckReport& check = *result.check;
-  text += fmt::format("\ntokens equal: {} of {}{}\n", check.tokens_equal, check.tokens.size(),
-                      check.tokens_judged ? "" : " (reported, not judged: quantised or rounded caches may change a token)");
+  text +=
+      fmt::format("\ntokens equal: {} of {}{}\n", check.tokens_equal, check.tokens.size(),
+                  check.tokens_judged ? "" : " (reported, not judged: quantised or rounded caches may change a token)");
   for (const std::string& failure : check.failures) text += "failure: " + failure + "\n";
   if (hints_at_hf(decoder, result)) text += std::string("hint: ") + kHint + "\n";
   return text + (check.passed() ? "check passed\n" : "check FAILED\n");
@@ -214,13 +219,14 @@ std::string to_text(const model::Config& config, const model::DecoderOptions& de
 
 int run(const Options& options) {
   const int sources = options.has_ids + options.has_prompt + options.has_golden;
-  expects(sources == 1, "exactly one of --prompt-ids, --prompt and --check says what to run", "run", sources, " of them");
+  expects(sources == 1, "exactly one of --prompt-ids, --prompt and --check says what to run", "run", sources,
+          " of them");
   const model::DecoderOptions decoder = decoder_options(options);
   const model::Config config = model::load_config(options.directory);
   const model::Checkpoint checkpoint(options.directory);
   decoder.backend.prepare();
-  const Result result = options.has_golden ? check(options, config, checkpoint, decoder)
-                                           : generate(options, config, checkpoint, decoder);
+  const Result result =
+      options.has_golden ? check(options, config, checkpoint, decoder) : generate(options, config, checkpoint, decoder);
   print(options.json ? text_of(to_json(options, config, decoder, result)) : to_text(config, decoder, result));
   if (result.check && !result.check->passed()) {
     const std::vector<std::string>& failures = result.check->failures;
@@ -235,19 +241,19 @@ int run(const Options& options) {
 
 Action add_run(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("run", "Prefill and decode a Hugging Face checkpoint (glm_moe_dsa, deepseek_v32) through all stages");
+  CLI::App* command = app.add_subcommand(
+      "run", "Prefill and decode a Hugging Face checkpoint (glm_moe_dsa, deepseek_v32) through all stages");
   command->add_option("DIR", options->directory, "Directory with config.json and model.safetensors (or its shards)")
-      ->required();
+      ->required()
+      ->type_name("");
 
   CLI::Option_group* source = command->add_option_group("What to run", "Exactly one of");
   auto* ids = source->add_option("--prompt-ids", options->prompt_ids, "Token ids, e.g. 1,2,3")->type_name("IDS");
-  auto* prompt = source->add_option("--prompt", options->prompt, "Text, for vocabularies of 256 bytes")->type_name("TEXT");
-  auto* golden = source
-                     ->add_option("--check", options->golden,
-                                  "A golden.safetensors: its prompt and length, and what must come out. f32 caches with "
-                                  "--norm-eps hf are judged end to end; other formats block by block, tokens only reported")
-                     ->type_name("FILE");
+  auto* prompt =
+      source->add_option("--prompt", options->prompt, "Text, for vocabularies of 256 bytes")->type_name("TEXT");
+  auto* golden =
+      source->add_option("--check", options->golden, "A golden.safetensors, which says prompt and length too")
+          ->type_name("FILE");
 
   auto* tokens = add_integer(*command, "-n,--tokens", options->tokens, 1, std::numeric_limits<std::int32_t>::max(),
                              "New tokens, greedy, ties to the lowest id");
@@ -262,12 +268,18 @@ Action add_run(CLI::App& app) {
               std::string(name_of(IndexFormat::fp8))},
              "Indexer key cache (f32; on cuda fp8)");
   add_choice(*command, "--norm-eps", options->norm_eps, {"config", "hf"},
-             "eps of the norms behind q_a and kv_a: rms_norm_eps as engines use it, or 1e-6 as transformers does");
+             "eps of the norms behind q_a and kv_a: the config's, as in engines, or 1e-6, as in transformers");
   add_integer(*command, "--page-size", options->page_size, 1, 65536, "Tokens a cache page");
   command->add_option("--chunk", options->chunk, "Prompt tokens that go through together")
       ->type_name("N|all")
       ->default_str(options->chunk);
   command->add_flag("--json", options->json, "Print JSON");
+  command->footer(
+      "--check compares with a run of Hugging Face transformers on the same checkpoint: f32 caches end to end "
+      "(tokens,\n"
+      "selections, outputs; with --norm-eps hf, as transformers has it), other formats block by block on the golden's "
+      "own\n"
+      "inputs and selections, tokens only reported. Exit status 1 if anything is out of its bound.");
 
   return [options, ids, prompt, golden, tokens] {
     options->has_ids = ids->count() > 0;

@@ -18,11 +18,7 @@
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "combine/registry.h"
-#include "indexer/registry.h"
 #include "kv/index_page.h"
-#include "kv/registry.h"
-#include "topk/registry.h"
 
 namespace sievemla::cli {
 namespace {
@@ -33,9 +29,9 @@ constexpr double kE4m3Step = 0x1p-3;  // the same for codes
 // One thing that a call writes.
 struct Output {
   const char* name;
-  TensorView view;  // contiguous
-  enum Kind { bits, real } kind = real;  // equal bit for bit, or within the backend's tolerance
-  double extra = 0;                      // beside the tolerance
+  TensorView view;                             // contiguous
+  enum Kind { bits, real } kind = real;        // equal bit for bit, or within the backend's tolerance
+  double extra = 0;                            // beside the tolerance
   std::function<std::vector<float>()> read{};  // real outputs: their values; null = the view's own
 };
 
@@ -83,70 +79,6 @@ void run(const Kernel& kernel, const Backend& backend, const Case<Args, Bounds>&
   poison(tensor(static_cast<std::uint8_t*>(scratch.workspace().data), {scratch.workspace().bytes}));
   for (const Output& output : c.outputs) poison(output.view);
   kernel.run(c.args, {backend, scratch.workspace(), {}});
-}
-
-// Runs the cases of one function. `make` draws a case from its inputs; `failed` is told of a mismatch, with what the
-// reference wrote.
-template <class Args, class Bounds, class Make, class Failed>
-std::vector<Verdict> verify_function(const char* stage, std::span<const base::Kernel<Args, Bounds>> kernels,
-                                     const VerifyOptions& options, Make make, Failed failed) {
-  const auto reference = std::find_if(kernels.begin(), kernels.end(),
-                                      [](const auto& k) { return k.backend == BackendKind::reference; });
-  struct Candidate {
-    const base::Kernel<Args, Bounds>& kernel;
-    const Backend& backend;
-  };
-  std::vector<Candidate> candidates;
-  std::vector<Verdict> verdicts;
-  for (const auto& kernel : kernels)
-    for (const Backend& backend : options.backends)
-      if (kernel.backend == backend.kind() && kernel.backend != BackendKind::reference &&
-          (!kernel.runs_here || kernel.runs_here())) {
-        candidates.push_back({kernel, backend});
-        verdicts.push_back({stage, kernel.name, backend.name(), 0, 0, 0, {}, {}});
-      }
-
-  for (int i = 0; i < options.cases; ++i) {
-    const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(i);
-    Inputs inputs(seed);
-    const Case<Args, Bounds> c = make(inputs, seed);
-    run(*reference, Backend::reference(), c);
-    std::vector<Snapshot> want;
-    for (const Output& output : c.outputs) want.push_back(snapshot(output));
-
-    for (std::size_t n = 0; n < candidates.size(); ++n) {
-      const auto& [kernel, backend] = candidates[n];
-      if (kernel.lacks && !kernel.lacks(c.args).empty()) {
-        ++verdicts[n].unserved;
-        continue;
-      }
-      run(kernel, backend, c);
-      ++verdicts[n].cases;
-      bool good = true;
-      for (std::size_t o = 0; o < c.outputs.size(); ++o) {
-        const Output& output = c.outputs[o];
-        const double bound = output.kind == Output::bits ? 0 : tolerance(backend) + output.extra;
-        const double off = error(snapshot(output), want[o], output.kind);
-        verdicts[n].worst = std::max(verdicts[n].worst, off > 0 ? off / bound : 0);
-        if (off <= bound) continue;
-        good = false;
-        verdicts[n].failures.push_back(error_message(
-            std::string(output.name) + (bound > 0 ? " must match the reference within " + error_text(bound)
-                                                  : " must equal the reference's bit for bit"),
-            fmt::format("{}, --seed {}: {}", kernel.name, seed, c.text),
-            bound > 0 ? "an error of " + error_text(off) : "a difference"));
-      }
-      if (!good) failed(verdicts[n], c, want, seed);
-    }
-    if (options.step) options.step(reference->name);
-  }
-  return verdicts;
-}
-
-template <class Args, class Bounds, class Make>
-std::vector<Verdict> verify_function(const char* stage, std::span<const base::Kernel<Args, Bounds>> kernels,
-                                     const VerifyOptions& options, Make make) {
-  return verify_function(stage, kernels, options, make, [](auto&&...) {});
 }
 
 // ---- shapes that several functions share ------------------------------------------------------------
@@ -200,10 +132,9 @@ SlotMap slot_map(Inputs& in, std::int64_t requests, std::int64_t rows, std::int6
 // ---- cache ------------------------------------------------------------------------------------------
 
 using Latent = Case<WriteLatentArgs, base::NoBounds>;
-Latent write_latent_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, Latent& c) {
   const Row row = row_type(in, seed);
   const std::int64_t tokens = in.one_of<std::int64_t>({1, 7, 64}), size = page_size(in), pages = 200 / size + 1;
-  Latent c;
   c.args.cache = in.kv_cache(row.format, row.latent, row.rope, pages, size, {});
   const DType type = float_type(in);
   c.args.latent = in.normal(type, {tokens, row.latent}, in.one_of({1.f, 1e-20f, 1e20f}));
@@ -214,7 +145,6 @@ Latent write_latent_case(Inputs& in, std::uint64_t seed) {
   c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
   c.outputs = {bits("the cache", c.args.cache.pages)};
   c.text = fmt::format("{}, {} tokens, pages of {}", row.text(), tokens, size);
-  return c;
 }
 
 // Slots to read back: some of `held`, some outside the cache.
@@ -225,17 +155,15 @@ TensorView gather_slots(Inputs& in, std::vector<std::int64_t> held, std::int64_t
 }
 
 using GatherLatent = Case<GatherLatentArgs, base::NoBounds>;
-GatherLatent gather_latent_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, GatherLatent& c) {
   const Row row = row_type(in, seed);
   const std::int64_t n = 1 + in.below(70), size = page_size(in), pages = 200 / size + 1;
   const std::vector<std::int64_t> held = in.distinct(n, pages * size);
-  GatherLatent c;
   c.args.cache = in.kv_cache(row.format, row.latent, row.rope, pages, size, held);
   c.args.slots = gather_slots(in, held, pages * size);
   c.args.out = in.poisoned(float_type(in), {n, row.latent + row.rope});
   c.outputs = {real("out", c.args.out)};
   c.text = fmt::format("{}, {} slots, pages of {}", row.text(), n, size);
-  return c;
 }
 
 IndexFormat index_format(std::uint64_t seed) {
@@ -244,11 +172,10 @@ IndexFormat index_format(std::uint64_t seed) {
 }
 
 using GatherKeys = Case<GatherIndexKeysArgs, base::NoBounds>;
-GatherKeys gather_index_keys_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, GatherKeys& c) {
   const IndexFormat format = index_format(seed);
   const std::int64_t n = 1 + in.below(70), size = page_size(in), pages = 200 / size + 1;
   const std::vector<std::int64_t> held = in.distinct(n, pages * size);
-  GatherKeys c;
   c.args.cache = in.index_cache(format, pages, size, held);
   c.args.slots = gather_slots(in, held, pages * size);
   c.args.keys = in.poisoned(c.args.cache.pages.dtype, {n, kIndexDim});
@@ -258,16 +185,14 @@ GatherKeys gather_index_keys_case(Inputs& in, std::uint64_t seed) {
     c.outputs.push_back(bits("scales", c.args.scales));
   }
   c.text = fmt::format("{} keys, {} slots, pages of {}", name_of(format), n, size);
-  return c;
 }
 
 // ---- stage 1 ----------------------------------------------------------------------------------------
 
 using Keys = Case<WriteIndexKeysArgs, base::NoBounds>;
-Keys write_index_keys_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, Keys& c) {
   const IndexFormat format = index_format(seed);
   const std::int64_t tokens = in.one_of<std::int64_t>({1, 7, 64}), size = page_size(in), pages = 200 / size + 1;
-  Keys c;
   c.args.k = in.normal(float_type(in), {tokens, kIndexDim}, 1.f);
   c.args.norm_weight = in.normal(float_type(in), {kIndexDim}, 1.f);
   c.args.norm_bias = in.normal(float_type(in), {kIndexDim}, 0.2f);
@@ -288,16 +213,15 @@ Keys write_index_keys_case(Inputs& in, std::uint64_t seed) {
     return all;
   };
   c.outputs = {keys};
-  c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(format), tokens, size, name_of(c.args.rope.style));
-  return c;
+  c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(format), tokens, size,
+                       name_of(c.args.rope.style));
 }
 
 using Queries = Case<IndexQueryArgs, base::NoBounds>;
-Queries index_queries_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, Queries& c) {
   constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::u8};
   const DType type = kTypes[seed % std::size(kTypes)];
   const std::int64_t tokens = in.one_of<std::int64_t>({1, 3, 17}), heads = in.one_of<std::int64_t>({1, 16, 32, 64});
-  Queries c;
   c.args.q = in.normal(float_type(in), {tokens, heads, kIndexDim}, 1.f);
   c.args.weights = in.normal(float_type(in), {tokens, heads}, 1.f);
   c.args.weight_scale = 1.f / std::sqrt(static_cast<float>(heads * kIndexDim));
@@ -319,17 +243,19 @@ Queries index_queries_case(Inputs& in, std::uint64_t seed) {
     return all;
   };
   c.outputs = {product, {"weights", c.args.out_weights, Output::real, type == DType::u8 ? 1. : 0.}};
-  c.text = fmt::format("{} queries, {} tokens, {} heads, rope {}", name_of(type), tokens, heads, name_of(c.args.rope.style));
-  return c;
+  c.text =
+      fmt::format("{} queries, {} tokens, {} heads, rope {}", name_of(type), tokens, heads, name_of(c.args.rope.style));
 }
 
 using Scores = Case<IndexScoreArgs, IndexScoreBounds>;
-Scores index_scores_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, Scores& c) {
   const IndexFormat format = index_format(seed);
   const std::int64_t requests = 1 + in.below(3), each = 1 + in.below(4), rows = requests * each;
-  const std::int64_t heads = in.one_of<std::int64_t>({1, 5, 16, 32, 64}), longest = in.one_of<std::int64_t>({1, 63, 300});
-  Scores c;
-  const DType key_type = format == IndexFormat::fp8 ? DType::u8 : format == IndexFormat::bf16 ? DType::bf16 : DType::f32;
+  const std::int64_t heads = in.one_of<std::int64_t>({1, 5, 16, 32, 64}),
+                     longest = in.one_of<std::int64_t>({1, 63, 300});
+  const DType key_type = format == IndexFormat::fp8    ? DType::u8
+                         : format == IndexFormat::bf16 ? DType::bf16
+                                                       : DType::f32;
   c.args.q = in.normal(key_type == DType::u8 ? DType::u8 : float_type(in), {rows, heads, kIndexDim}, 1.f);
   c.args.weights = in.normal(DType::f32, {rows, heads}, 0.1f);
   const std::vector<std::int64_t> lengths = ragged(in, rows, longest);
@@ -346,23 +272,23 @@ Scores index_scores_case(Inputs& in, std::uint64_t seed) {
     c.args.contiguous.keys = in.normal(key_type, {longest, kIndexDim}, 1.f);
     if (format == IndexFormat::fp8) c.args.contiguous.scales = in.normal(DType::f32, {longest}, 0.5f);
     std::vector<std::int64_t> starts;
-    for (const std::int64_t length : lengths) starts.push_back(in.below(longest - std::max<std::int64_t>(length, 0) + 1));
+    for (const std::int64_t length : lengths)
+      starts.push_back(in.below(longest - std::max<std::int64_t>(length, 0) + 1));
     c.args.contiguous.starts = in.ints(starts, {rows});
   }
   c.bounds = {rows, heads, c.args.logits.dim(1)};
   c.outputs = {real("logits", c.args.logits)};
-  c.text = fmt::format("{} {} keys, {} rows, {} heads, up to {} long", paged ? "paged" : "contiguous", name_of(format), rows,
-                       heads, longest);
-  return c;
+  c.text = fmt::format("{} {} keys, {} rows, {} heads, up to {} long", paged ? "paged" : "contiguous", name_of(format),
+                       rows, heads, longest);
 }
 
 // ---- stage 2 ----------------------------------------------------------------------------------------
 
 using Topk = Case<TopkArgs, TopkBounds>;
-Topk topk_case(Inputs& in, std::uint64_t) {
+void draw(Inputs& in, std::uint64_t, Topk& c) {
   const std::int64_t requests = 1 + in.below(3), rows = requests * (1 + in.below(3));
-  const std::int64_t width = in.one_of<std::int64_t>({1, 100, 4096, 9000}), k = in.one_of<std::int64_t>({1, 65, 512, 2048, 2051});
-  Topk c;
+  const std::int64_t width = in.one_of<std::int64_t>({1, 100, 4096, 9000}),
+                     k = in.one_of<std::int64_t>({1, 65, 512, 2048, 2051});
   c.args.scores = in.normal(DType::f32, {rows, width}, 1.f);
   const int levels = in.one_of({0, 1, 3, 40});  // scores of a few values alone: mass ties
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
@@ -381,37 +307,34 @@ Topk topk_case(Inputs& in, std::uint64_t) {
   c.args.map = slot_map(in, requests, rows, width);
   c.bounds = {rows, width, k};
   c.outputs = {bits("positions", c.args.positions), bits("slots", c.args.slots)};
-  c.text = fmt::format("{} rows of {}, k {}, {}", rows, width, k, levels ? fmt::format("steps of 1/{}", levels) : "no ties");
-  return c;
+  c.text =
+      fmt::format("{} rows of {}, k {}, {}", rows, width, k, levels ? fmt::format("steps of 1/{}", levels) : "no ties");
 }
 
 using PositionsToSlots = Case<stage::topk::PositionsToSlotsArgs, base::NoBounds>;
-PositionsToSlots positions_to_slots_case(Inputs& in, std::uint64_t) {
+void draw(Inputs& in, std::uint64_t, PositionsToSlots& c) {
   const std::int64_t requests = 1 + in.below(3), rows = requests * (1 + in.below(3)), k = 1 + in.below(300);
   std::vector<std::int64_t> positions;
-  for (std::int64_t i = 0; i < rows * k; ++i) positions.push_back(in.below(1100) - 50);  // before, in and past the table
-  PositionsToSlots c;
+  for (std::int64_t i = 0; i < rows * k; ++i)
+    positions.push_back(in.below(1100) - 50);  // before, in and past the table
   c.args.positions = in.ints(positions, {rows, k});
   c.args.map = slot_map(in, requests, rows, 1000);
   c.args.slots = in.poisoned(int_type(in), {rows, k});
   c.outputs = {bits("slots", c.args.slots)};
   c.text = fmt::format("{} rows of {}, pages of {}", rows, k, c.args.map.page_size);
-  return c;
 }
 
 using ExpandPools = Case<ExpandPoolsArgs, base::NoBounds>;
-ExpandPools expand_pools_case(Inputs& in, std::uint64_t) {
+void draw(Inputs& in, std::uint64_t, ExpandPools& c) {
   const std::int64_t rows = 1 + in.below(5), n = in.below(100), kpool = in.one_of<std::int64_t>({1, 2, 4, 7});
   std::vector<std::int64_t> pools;
   for (std::int64_t i = 0; i < rows * n; ++i) pools.push_back(in.below(102) - 1);
-  ExpandPools c;
   c.args.pools = in.ints(pools, {rows, n});
   c.args.lengths = in.ints(ragged(in, rows, 100 * kpool), {rows});
   c.args.kpool = static_cast<int>(kpool);
   c.args.positions = in.poisoned(DType::i32, {rows, n * kpool + kpool - 1 + in.below(3)});
   c.outputs = {bits("positions", c.args.positions)};
   c.text = fmt::format("{} rows of {} pools of {}", rows, n, kpool);
-  return c;
 }
 
 // ---- stage 3 ----------------------------------------------------------------------------------------
@@ -457,11 +380,10 @@ void dense_rows(Inputs& in, Attention& c, const Row& row, std::int64_t requests)
   c.text = fmt::format("dense, {} requests of up to {}, pages of {}", requests, longest, size);
 }
 
-Attention attention_case(Inputs& in, std::uint64_t seed) {
+void draw(Inputs& in, std::uint64_t seed, Attention& c) {
   const Row row = row_type(in, seed);
   const std::int64_t requests = 1 + in.below(3), q_len = 1 + in.below(3), tokens = requests * q_len;
   const std::int64_t heads = in.one_of<std::int64_t>({1, 2, 5, 8, 16, 64, 128});
-  Attention c;
   if (in.chance(60)) sparse_rows(in, c, row, tokens);
   else dense_rows(in, c, row, requests);
   const DType type = float_type(in);
@@ -479,15 +401,14 @@ Attention attention_case(Inputs& in, std::uint64_t seed) {
   c.bounds = {tokens, heads, c.bounds.lanes, row.latent, row.rope};
   c.outputs = {real("out", c.args.out), real("lse", c.args.lse)};
   c.text = fmt::format("{}, {} tokens, {} heads, {}", row.text(), tokens, heads, c.text);
-  return c;
 }
 
 // ---- stage 4 ----------------------------------------------------------------------------------------
 
 using Combine = Case<CombineArgs, base::NoBounds>;
-Combine combine_case(Inputs& in, std::uint64_t) {
-  const std::int64_t parts = in.one_of<std::int64_t>({1, 2, 3, 7, 32}), tokens = 1 + in.below(4), heads = 1 + in.below(20);
-  Combine c;
+void draw(Inputs& in, std::uint64_t, Combine& c) {
+  const std::int64_t parts = in.one_of<std::int64_t>({1, 2, 3, 7, 32}), tokens = 1 + in.below(4),
+                     heads = 1 + in.below(20);
   c.args.partial_out = in.normal(float_type(in), {parts, tokens, heads, 512}, 1.f);
   c.args.partial_lse = in.normal(DType::f32, {parts, tokens, heads}, in.one_of({1.f, 30.f}));
   const int empty = in.one_of({0, 30, 100});  // percent of parts
@@ -507,33 +428,78 @@ Combine combine_case(Inputs& in, std::uint64_t) {
   c.args.lse = in.poisoned(DType::f32, {tokens, heads});
   c.outputs = {real("out", c.args.out), real("lse", c.args.lse)};
   c.text = fmt::format("{} parts, {} tokens, {} heads, {} % empty", parts, tokens, heads, empty);
-  return c;
 }
 
-// ---- all of them ------------------------------------------------------------------------------------
+// ---- running them ----------------------------------------------------------------------------------
 
-using Verify = std::vector<Verdict> (*)(const VerifyOptions&);
-constexpr Verify kFunctions[] = {
-    [](const VerifyOptions& o) { return verify_function("write", kv::write_latent_kernels(), o, write_latent_case); },
-    [](const VerifyOptions& o) { return verify_function("write", kv::gather_latent_kernels(), o, gather_latent_case); },
-    [](const VerifyOptions& o) { return verify_function("write", kv::gather_index_keys_kernels(), o, gather_index_keys_case); },
-    [](const VerifyOptions& o) {
-      return verify_function("indexer", stage::indexer::write_index_keys_kernels(), o, write_index_keys_case);
-    },
-    [](const VerifyOptions& o) {
-      return verify_function("indexer", stage::indexer::index_queries_kernels(), o, index_queries_case);
-    },
-    [](const VerifyOptions& o) {
-      return verify_function("indexer", stage::indexer::index_scores_kernels(), o, index_scores_case);
-    },
-    [](const VerifyOptions& o) { return verify_function("topk", stage::topk::topk_kernels(), o, topk_case); },
-    [](const VerifyOptions& o) {
-      return verify_function("topk", stage::topk::positions_to_slots_kernels(), o, positions_to_slots_case);
-    },
-    [](const VerifyOptions& o) { return verify_function("topk", stage::topk::expand_pools_kernels(), o, expand_pools_case); },
-    [](const VerifyOptions& o) { return verify_attention(stage::attention::attention_kernels(), o); },
-    [](const VerifyOptions& o) { return verify_function("combine", stage::combine::combine_kernels(), o, combine_case); },
-};
+// A mismatch can be kept for `replay` where there is a trace of its kind.
+template <class Args, class Bounds>
+void keep(Verdict&, const Case<Args, Bounds>&, const std::vector<Snapshot>&, std::uint64_t, const VerifyOptions&) {}
+void keep(Verdict& verdict, const Case<AttentionArgs, AttentionBounds>& c, const std::vector<Snapshot>& want,
+          std::uint64_t seed, const VerifyOptions& options) {
+  if (options.trace_dir.empty() || !verdict.traces.empty()) return;
+  const auto path = options.trace_dir / fmt::format("{}-seed{}.safetensors", verdict.kernel, seed);
+  write_attention_trace(path, c.args, want[0].values, want[1].values);
+  verdict.traces.push_back(path.string());
+}
+
+// Runs the cases of one function; `draw`, one for each kind of arguments, makes a case from its inputs.
+template <class Args, class Bounds>
+std::vector<Verdict> verify_function(std::string_view stage, std::span<const base::Kernel<Args, Bounds>> kernels,
+                                     const VerifyOptions& options) {
+  const auto reference =
+      std::find_if(kernels.begin(), kernels.end(), [](const auto& k) { return k.backend == BackendKind::reference; });
+  struct Candidate {
+    const base::Kernel<Args, Bounds>& kernel;
+    const Backend& backend;
+  };
+  std::vector<Candidate> candidates;
+  std::vector<Verdict> verdicts;
+  for (const auto& kernel : kernels)
+    for (const Backend& backend : options.backends)
+      if (kernel.backend == backend.kind() && kernel.backend != BackendKind::reference &&
+          (!kernel.runs_here || kernel.runs_here())) {
+        candidates.push_back({kernel, backend});
+        verdicts.push_back({std::string(stage), kernel.name, backend.name(), 0, 0, 0, {}, {}});
+      }
+
+  for (int i = 0; i < options.cases; ++i) {
+    const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(i);
+    Inputs inputs(seed);
+    Case<Args, Bounds> c;
+    draw(inputs, seed, c);
+    run(*reference, Backend::reference(), c);
+    std::vector<Snapshot> want;
+    for (const Output& output : c.outputs) want.push_back(snapshot(output));
+
+    for (std::size_t n = 0; n < candidates.size(); ++n) {
+      const auto& [kernel, backend] = candidates[n];
+      if (kernel.lacks && !kernel.lacks(c.args).empty()) {
+        ++verdicts[n].unserved;
+        continue;
+      }
+      run(kernel, backend, c);
+      ++verdicts[n].cases;
+      bool good = true;
+      for (std::size_t o = 0; o < c.outputs.size(); ++o) {
+        const Output& output = c.outputs[o];
+        const double bound = output.kind == Output::bits ? 0 : tolerance(backend) + output.extra;
+        const double off = error(snapshot(output), want[o], output.kind);
+        verdicts[n].worst = std::max(verdicts[n].worst, off > 0 ? off / bound : 0);
+        if (off <= bound) continue;
+        good = false;
+        verdicts[n].failures.push_back(error_message(
+            std::string(output.name) + (bound > 0 ? " must match the reference within " + error_text(bound)
+                                                  : " must equal the reference's bit for bit"),
+            fmt::format("{}, --seed {}: {}", kernel.name, seed, c.text),
+            bound > 0 ? "an error of " + error_text(off) : "a difference"));
+      }
+      if (!good) keep(verdicts[n], c, want, seed, options);
+    }
+    if (options.step) options.step(reference->name);
+  }
+  return verdicts;
+}
 
 // ---- the command ------------------------------------------------------------------------------------
 
@@ -550,8 +516,14 @@ Json to_json(const VerifyOptions& options, const std::vector<Verdict>& verdicts,
   json["passed"] = passed;
   json["kernels"] = Json::array();
   for (const Verdict& v : verdicts)
-    json["kernels"].push_back({{"stage", v.stage}, {"kernel", v.kernel}, {"backend", v.backend}, {"cases", v.cases},
-                               {"unserved", v.unserved}, {"worst", v.worst}, {"failures", v.failures}, {"traces", v.traces}});
+    json["kernels"].push_back({{"stage", v.stage},
+                               {"kernel", v.kernel},
+                               {"backend", v.backend},
+                               {"cases", v.cases},
+                               {"unserved", v.unserved},
+                               {"worst", v.worst},
+                               {"failures", v.failures},
+                               {"traces", v.traces}});
   return json;
 }
 
@@ -564,7 +536,8 @@ std::string to_text(const VerifyOptions& options, const std::vector<Verdict>& ve
     for (const std::string& failure : v.failures) failures += "mismatch: " + failure + "\n";
     for (const std::string& trace : v.traces) failures += "trace: " + trace + " (sievemla replay runs it again)\n";
   }
-  return table.text() + fmt::format("\nseeds {} to {}\n", options.seed, options.seed + static_cast<unsigned>(options.cases) - 1) +
+  return table.text() +
+         fmt::format("\nseeds {} to {}\n", options.seed, options.seed + static_cast<unsigned>(options.cases) - 1) +
          failures;
 }
 
@@ -575,11 +548,14 @@ int run(const Options& given) {
   options.trace_dir = given.trace_dir;
   if (!given.trace_dir.empty())
     expects(std::filesystem::is_directory(given.trace_dir), "--trace-dir is a directory", "verify", given.trace_dir);
-  Progress progress("verify", static_cast<std::int64_t>(std::size(kFunctions)) * options.cases);
+  int functions = 0;
+  api::for_each_kernel_list([&](auto&&...) { ++functions; });
+  Progress progress("verify", std::int64_t{functions} * options.cases);
   options.step = [&](std::string_view what) { progress.step(what); };
 
   const std::vector<Verdict> verdicts = verify_all(options);
-  expects(!verdicts.empty(), "a backend to verify has kernels beside the reference", "verify: --backend", given.backend);
+  expects(!verdicts.empty(), "a backend to verify has kernels beside the reference", "verify: --backend",
+          given.backend);
   const auto bad = std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return !v.failures.empty(); });
   print(given.json ? text_of(to_json(options, verdicts, bad == verdicts.end())) : to_text(options, verdicts));
   if (bad != verdicts.end()) throw CheckFailed(bad->failures.front());
@@ -588,20 +564,16 @@ int run(const Options& given) {
 
 }  // namespace
 
-std::vector<Verdict> verify_attention(std::span<const stage::attention::AttentionKernel> kernels, const VerifyOptions& options) {
-  return verify_function("attention", kernels, options, attention_case,
-                         [&](Verdict& verdict, const Attention& c, const std::vector<Snapshot>& want, std::uint64_t seed) {
-                           if (options.trace_dir.empty() || !verdict.traces.empty()) return;
-                           const auto path = options.trace_dir / fmt::format("{}-seed{}.safetensors", verdict.kernel, seed);
-                           write_attention_trace(path, c.args, want[0].values, want[1].values);
-                           verdict.traces.push_back(path.string());
-                         });
+std::vector<Verdict> verify_attention(std::span<const stage::attention::AttentionKernel> kernels,
+                                      const VerifyOptions& options) {
+  return verify_function("attention", kernels, options);
 }
 
 std::vector<Verdict> verify_all(const VerifyOptions& options) {
   std::vector<Verdict> all;
-  for (const Verify verify : kFunctions)
-    for (Verdict& verdict : verify(options)) all.push_back(std::move(verdict));
+  api::for_each_kernel_list([&](std::string_view stage, const auto& kernels) {
+    for (Verdict& verdict : verify_function(stage, kernels, options)) all.push_back(std::move(verdict));
+  });
   return all;
 }
 
@@ -612,8 +584,9 @@ Action add_verify(CLI::App& app) {
   add_integer(*command, "--seed", options->seed, 0, std::numeric_limits<std::int32_t>::max(),
               "Seed of the first case; the next cases count on from it");
   add_threads(*command, options->threads);
-  command->add_option("--trace-dir", options->trace_dir,
-                      "Write the first failing attention case of each kernel there, as a trace for `sievemla replay`")
+  command
+      ->add_option("--trace-dir", options->trace_dir,
+                   "Write the first failing attention case of each kernel there, as a trace for `sievemla replay`")
       ->type_name("DIR");
   command->add_flag("--json", options->json, "Print JSON");
   return [options] { return run(*options); };

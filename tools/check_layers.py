@@ -20,7 +20,7 @@ LAYERS = {
     **STAGES,
     "api": {*STAGES, "cpu", "cuda", "kv", "base", "include", "model", "version"},
     "model": {"kv", "cpu", "base", "include"},
-    "cli": {"model", "api", "cpu", "cuda", "kv", "base", "include", "version"},
+    "cli": {"model", "api", *STAGES, "cpu", "cuda", "kv", "base", "include", "version"},
 }
 LIBRARY = set(LAYERS) - {"cli", "model"}  # plus src/model/geometries.*
 
@@ -29,7 +29,7 @@ SYSTEM = {
     "cpu": r"omp\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h",
     "cuda": r"(cuda|cub|cooperative_groups|nv)[\w/.]*",
     "model": r"nlohmann/json\.hpp|fcntl\.h|unistd\.h|sys/(mman|stat)\.h",
-    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|sched|cpuid|sys/\w+)\.h",
+    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|fnmatch|sched|cpuid|sys/\w+)\.h",
 }
 NEVER_INCLUDED = {"iostream", "ranges", "format", "print", "cassert", "ctime", "csignal"}
 NEVER_CALLED = re.compile(

@@ -90,8 +90,8 @@ void write_query(const IndexQueryArgs& args, const TokenRope<Real>& rope, std::i
   Real q[kIndexDim];
   for (int i = 0; i < kIndexDim; ++i) q[i] = static_cast<Real>(base::load_f32(args.q, token, head, i));
   rope(q);
-  std::byte* out = static_cast<std::byte*>(args.out_q.data) +
-                   base::offset(args.out_q, token, head) * size_of(args.out_q.dtype);
+  std::byte* out =
+      static_cast<std::byte*>(args.out_q.data) + base::offset(args.out_q, token, head) * size_of(args.out_q.dtype);
   const float scale = kv::store_index_values(q, args.out_q.dtype, args.scale, kv::kIndexQueryFloor, out);
   const Real weight = static_cast<Real>(base::load_f32(args.weights, token, head));
   *base::at<float>(args.out_weights, token, head) =

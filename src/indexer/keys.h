@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/indexer/keys.h -- which keys a row of scores sees, and where each lies: paged and contiguous keys look alike here.
+// src/indexer/keys.h -- which keys a row of scores sees, and where each lies; paged and contiguous keys look alike.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -3,7 +3,6 @@
 // src/indexer/reference.cc -- stage 1 in double precision, one value after the other: the specification.
 #include <limits>
 
-#include "base/fault.h"
 #include "indexer/head.h"
 #include "indexer/keys.h"
 #include "indexer/registry.h"

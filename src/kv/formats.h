@@ -60,7 +60,7 @@ void load_row(const KvCache& cache, std::int64_t slot, T* out) {
   visit(cache.format, [&](auto type) { type.load(row, cache.latent, cache.rope, out); });
 }
 
-// Writes the row of a slot from latent[0, cache.latent) and rope[0, cache.rope), f32 or bf16. Rope may be null if 0 wide.
+// Writes the row of a slot from latent[0, cache.latent) and rope[0, cache.rope), f32 or bf16. No rope: null.
 template <class T>
 void store_row(const KvCache& cache, std::int64_t slot, const T* latent, const T* rope, ScaleRule rule) {
   const std::span latents(latent, static_cast<std::size_t>(cache.latent));

@@ -63,8 +63,8 @@ Real load_index_key(const IndexCache& cache, std::int64_t slot, Real* out) {
 inline constexpr float kIndexKeyFloor = 1e-4f, kIndexQueryFloor = 1e-10f;
 
 // Stores 128 values as `dtype`, rounded once, and returns their scale: 1, or what quantise_group chose for u8 = e4m3.
-// There the values are rounded to f32 first: given those bits the codes are defined, and backends may differ by one code
-// where their f32 values straddle a rounding edge.
+// There the values are rounded to f32 first: given those bits the codes are defined, and backends may differ by one
+// code where their f32 values straddle a rounding edge (and then in the scale, if that value is the largest).
 template <class Real>
 float store_index_values(const Real* x, DType dtype, ScaleRule rule, float floor, std::byte* to) {
   if (dtype == DType::u8) {

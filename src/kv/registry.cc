@@ -10,7 +10,8 @@ namespace sievemla::kv {
 namespace {
 
 template <class Args>
-constexpr base::Kernel<Args> kernel(const char* name, BackendKind backend, void (*run)(const Args&, const base::Exec&)) {
+constexpr base::Kernel<Args> kernel(const char* name, BackendKind backend,
+                                    void (*run)(const Args&, const base::Exec&)) {
   return {name, backend, "", nullptr, nullptr, run, nullptr};
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/kv/rows.h -- what a writer or gatherer does to its i-th row: a copy between a tensor and a slot. The row types are
-// the specification of the bytes, so the reference and the CPU share this and differ in their loops alone.
+// src/kv/rows.h -- what a writer or gatherer does to its i-th row: a copy between a tensor and a slot.
+//
+// The row types are the specification of the bytes, so the reference and the CPU share this; their loops differ.
 #pragma once
 #include <algorithm>
 #include <cstring>

@@ -16,8 +16,8 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) : name_(directory
   std::error_code error;
   const bool is_directory = std::filesystem::is_directory(directory, error);
   if (!is_directory)
-    throw BadFile(error_message("a checkpoint is a readable directory", name_,
-                                error ? error.message() : std::string("none")));
+    throw BadFile(
+        error_message("a checkpoint is a readable directory", name_, error ? error.message() : std::string("none")));
   const std::filesystem::path single = directory / "model.safetensors";
   const std::filesystem::path index = directory / "model.safetensors.index.json";
   if (std::filesystem::exists(single, error) || !std::filesystem::exists(index, error)) {
@@ -49,11 +49,12 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) : name_(directory
       shard.tensor(tensor);
       shard_of_[tensor] = &shard;
     }
+  }
+  for (const SafeTensors& shard : shards_)
     for (const std::string& tensor : shard.names())
-      if (!map->contains(tensor) || shard_of_[tensor] != &shard)
+      if (const auto found = shard_of_.find(tensor); found == shard_of_.end() || found->second != &shard)
         throw BadFile(error_message("a tensor of a shard must be in the index, under that shard",
                                     shard.name() + ": tensor " + tensor, "another or no entry"));
-  }
 }
 
 std::vector<std::string> Checkpoint::names() const {

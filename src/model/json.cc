@@ -33,7 +33,8 @@ json parse_json(std::string_view text, const std::string& where) {
     throw BadFile(error_message("a JSON file has at most 64 MiB", where, text.size(), " bytes"));
   std::vector<std::set<std::string>> keys;  // of each open object
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth) throw BadFile(error_message("JSON nests at most 16 deep", where, "more"));
+    const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (opens && depth >= kMaxDepth) throw BadFile(error_message("JSON nests at most 16 deep", where, "more"));
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)

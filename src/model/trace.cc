@@ -105,9 +105,9 @@ KvCache read_cache(const SafeTensors& file, const std::string& name, int latent,
     if ((f.latent == 0 || f.latent == latent) && (f.rope < 0 || f.rope == rope))
       rows += (rows.empty() ? "" : ", ") + std::string(name_of(f.storage)) + " [slots, " +
               std::to_string(f.row_bytes(latent, rope) / size_of(f.storage)) + "] (" + std::string(f.name) + ")";
-  throw BadFile(error_message("a cache of latent " + std::to_string(latent) + " and rope " + std::to_string(rope) +
-                                  " is one of " + rows,
-                              file.name() + ": tensor " + name, shape_text(t)));
+  throw BadFile(error_message(
+      "a cache of latent " + std::to_string(latent) + " and rope " + std::to_string(rope) + " is one of " + rows,
+      file.name() + ": tensor " + name, shape_text(t)));
 }
 
 SparseMlaTrace read_sparse_mla(const SafeTensors& file) {
@@ -116,8 +116,8 @@ SparseMlaTrace read_sparse_mla(const SafeTensors& file) {
   trace.q = reader.tensor("q", {-1, -1, -1}, "[tokens, heads, latent + rope]", {DType::bf16, DType::f32});
   const std::int64_t tokens = trace.q.dim(0), heads = trace.q.dim(1), width = trace.q.dim(2);
   reader.require(tokens >= 1, "a trace has at least one query row", "tensor q", tokens);
-  reader.require(heads >= 1 && heads <= kMaxHeads, "a trace has 1 to " + std::to_string(kMaxHeads) + " heads", "tensor q",
-                 heads);
+  reader.require(heads >= 1 && heads <= kMaxHeads, "a trace has 1 to " + std::to_string(kMaxHeads) + " heads",
+                 "tensor q", heads);
   reader.require(width >= 1 && width <= kMaxWidth, "a query is 1 to " + std::to_string(kMaxWidth) + " wide", "tensor q",
                  width);
   const std::int64_t latent = reader.number("latent", 1, kMaxWidth).value_or(512);
@@ -128,7 +128,8 @@ SparseMlaTrace read_sparse_mla(const SafeTensors& file) {
   trace.latent = static_cast<int>(latent);
   trace.rope = static_cast<int>(rope);
 
-  trace.indices = reader.tensor("indices", {tokens, -1}, "[tokens, topk] with the tokens of q", {DType::i32, DType::i64});
+  trace.indices =
+      reader.tensor("indices", {tokens, -1}, "[tokens, topk] with the tokens of q", {DType::i32, DType::i64});
   trace.topk_length = reader.optional("topk_length", {tokens}, "[tokens] with the tokens of q", {DType::i32});
   trace.scale = *base::at<float>(reader.tensor("softmax_scale", {1}, "[1]", {DType::f32}), 0);
   reader.require(std::isfinite(trace.scale) && trace.scale > 0, "softmax_scale is positive and finite",
@@ -140,9 +141,10 @@ SparseMlaTrace read_sparse_mla(const SafeTensors& file) {
     SparseMlaTrace::Cache cache;
     cache.name = name.substr(3);
     cache.kv = read_cache(file, name, trace.latent, trace.rope);
-    cache.out = reader.optional("out_" + cache.name, {tokens, heads, latent}, "[tokens, heads, latent] with the sizes of q",
-                                {DType::f32});
-    cache.lse = reader.optional("lse_" + cache.name, {tokens, heads}, "[tokens, heads] with the sizes of q", {DType::f32});
+    cache.out = reader.optional("out_" + cache.name, {tokens, heads, latent},
+                                "[tokens, heads, latent] with the sizes of q", {DType::f32});
+    cache.lse =
+        reader.optional("lse_" + cache.name, {tokens, heads}, "[tokens, heads] with the sizes of q", {DType::f32});
     trace.caches.push_back(std::move(cache));
   }
   reader.require(!trace.caches.empty(), "a sparse_mla_trace has at least one cache, a tensor named kv_*", "tensors",
@@ -156,8 +158,8 @@ IndexerTrace read_indexer(const SafeTensors& file) {
   trace.q = reader.tensor("q", {-1, -1, kIndexDim}, "[tokens, heads, 128]", {DType::u8, DType::bf16, DType::f32});
   const std::int64_t tokens = trace.q.dim(0), heads = trace.q.dim(1);
   reader.require(tokens >= 1, "a trace has at least one query row", "tensor q", tokens);
-  reader.require(heads >= 1 && heads <= kMaxHeads, "a trace has 1 to " + std::to_string(kMaxHeads) + " heads", "tensor q",
-                 heads);
+  reader.require(heads >= 1 && heads <= kMaxHeads, "a trace has 1 to " + std::to_string(kMaxHeads) + " heads",
+                 "tensor q", heads);
   trace.weights = reader.tensor("weights", {tokens, heads}, "[tokens, heads] with the sizes of q", {DType::f32});
 
   const TensorView pages =
@@ -193,10 +195,10 @@ IndexerTrace read_indexer(const SafeTensors& file) {
     reader.require(tokens % requests == 0, "without row_request every request has as many rows", "tensor q", tokens,
                    " rows for ", requests, " requests");
 
-  trace.logits = reader.optional("logits", {tokens, -1}, "[tokens, longest context] with the tokens of q", {DType::f32});
+  trace.logits =
+      reader.optional("logits", {tokens, -1}, "[tokens, longest context] with the tokens of q", {DType::f32});
   trace.row_lens = reader.tensor("row_lens", {tokens}, "[tokens] with the tokens of q", {DType::i32});
-  for (std::int64_t r = 0; r < requests; ++r)
-    trace.width = std::max(trace.width, base::load_int(context_lens, r));
+  for (std::int64_t r = 0; r < requests; ++r) trace.width = std::max(trace.width, base::load_int(context_lens, r));
   if (trace.logits) trace.width = trace.logits.dim(1);
   reader.require(trace.logits || trace.width <= kMaxScores / tokens,
                  "a trace without logits has at most " + std::to_string(kMaxScores) + " scores", "tensor q", tokens,
@@ -204,15 +206,17 @@ IndexerTrace read_indexer(const SafeTensors& file) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t length = base::load_int(trace.row_lens, t);
     const std::int64_t context = base::load_int(context_lens, base::request_of(trace.row_request, t, tokens, requests));
-    reader.require(length <= std::min(context, trace.width), "a row sees no more than its request's context, nor than logits has columns",
+    reader.require(length <= std::min(context, trace.width),
+                   "a row sees no more than its request's context, nor than logits has columns",
                    "tensor row_lens, element " + std::to_string(t), length, " of ", std::min(context, trace.width));
   }
 
   trace.topk = reader.optional("topk", {tokens, -1}, "[tokens, k] with the tokens of q", {DType::i32});
-  trace.k = trace.topk ? trace.topk.dim(1) : reader.number("topk", 0, kMaxTopk).value_or(std::min(kDefaultTopk, trace.width));
+  trace.k =
+      trace.topk ? trace.topk.dim(1) : reader.number("topk", 0, kMaxTopk).value_or(std::min(kDefaultTopk, trace.width));
   const bool only_slots = !trace.topk && reader.has("topk_slots");
-  trace.topk_slots = reader.optional("topk_slots", {tokens, only_slots ? -1 : trace.k}, "[tokens, k] with the sizes of topk",
-                                     {DType::i32});
+  trace.topk_slots = reader.optional("topk_slots", {tokens, only_slots ? -1 : trace.k},
+                                     "[tokens, k] with the sizes of topk", {DType::i32});
   if (only_slots) trace.k = trace.topk_slots.dim(1);
   return trace;
 }
@@ -222,8 +226,7 @@ IndexerTrace read_indexer(const SafeTensors& file) {
 std::int64_t SparseMlaTrace::selected(const Cache& cache) const {
   std::int64_t count = 0;
   for (std::int64_t t = 0; t < q.dim(0); ++t) {
-    const std::int64_t lanes =
-        topk_length ? std::min(base::load_int(topk_length, t), indices.dim(1)) : indices.dim(1);
+    const std::int64_t lanes = topk_length ? std::min(base::load_int(topk_length, t), indices.dim(1)) : indices.dim(1);
     for (std::int64_t i = 0; i < lanes; ++i) {
       const std::int64_t slot = base::load_int(indices, t, i);
       count += slot >= 0 && slot < cache.kv.slots();
@@ -246,12 +249,13 @@ Trace read_trace(std::unique_ptr<SafeTensors> file) {
   if (named ? name == "sparse_mla_trace" : file->find("indices") != nullptr) trace.call = read_sparse_mla(*file);
   else if (named ? name == "indexer_trace" : file->find("k_pages") != nullptr) trace.call = read_indexer(*file);
   else if (named)
-    throw BadFile(error_message("a trace's kind is sparse_mla_trace or indexer_trace", file->name() + ": __metadata__.kind",
-                                "'", name, "'"));
+    throw BadFile(error_message("a trace's kind is sparse_mla_trace or indexer_trace",
+                                file->name() + ": __metadata__.kind", "'", name, "'"));
   else
-    throw BadFile(error_message("a trace without a kind in __metadata__ holds indices (sparse_mla_trace) or k_pages "
-                                "(indexer_trace)",
-                                file->name() + ": tensors", "neither"));
+    throw BadFile(
+        error_message("a trace without a kind in __metadata__ holds indices (sparse_mla_trace) or k_pages "
+                      "(indexer_trace)",
+                      file->name() + ": tensors", "neither"));
   trace.file = std::move(file);
   return trace;
 }

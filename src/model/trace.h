@@ -9,7 +9,7 @@
 //   sparse_mla_trace                                    indexer_trace
 //     q             BF16 | F32 [T, H, latent + rope]      q            U8 (e4m3) | BF16 | F32 [T, H, 128]
 //     indices       I32 | I64 [T, K]                      weights      F32 [T, H]
-//     topk_length   I32 [T], optional                     k_pages      U8 [pages, P * 132] | BF16 | F32 [pages, P * 128]
+//     topk_length   I32 [T], optional                     k_pages      U8 [pages, P * 132], BF16 | F32 [.., P * 128]
 //     softmax_scale F32 [1]                               block_table  I32 [R, M]
 //     sink          F32 [H], optional                     context_lens I32 [R]
 //     kv_NAME       one or more caches, see below         row_request  I32 [T], optional: rows are dealt evenly
@@ -35,8 +35,8 @@ namespace sievemla::model {
 
 struct SparseMlaTrace {
   struct Cache {
-    std::string name;  // "bf16" of kv_bf16
-    KvCache kv;        // pages of one row: a slot list knows no pages
+    std::string name;     // "bf16" of kv_bf16
+    KvCache kv;           // pages of one row: a slot list knows no pages
     TensorView out, lse;  // absent: nothing to compare with
   };
   TensorView q, indices, topk_length, sink;

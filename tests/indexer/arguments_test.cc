@@ -165,7 +165,8 @@ struct ScoreCall {
   }
   void make_contiguous() {
     call.good.paged = {};
-    call.good.contiguous = {tensor(keys.data(), {40, kIndexDim}), tensor(scales.data(), {40}), tensor(starts.data(), {2})};
+    call.good.contiguous = {tensor(keys.data(), {40, kIndexDim}), tensor(scales.data(), {40}),
+                            tensor(starts.data(), {2})};
   }
 };
 using Scores = IndexScoreArgs;
@@ -234,8 +235,7 @@ TEST(IndexerArguments, ContiguousKeys) {
       {"contiguous.starts", [](Scores& a) { a.contiguous.starts.shape[0] = 1; }},
       {"0 <= start, start + length <= n: got start 21, length 20 in row 0, n 40",
        [&](Scores& a) { a.contiguous.starts = tensor(past, {2}); }},
-      {"0 <= start, start + length <= n: got start -1",
-       [&](Scores& a) { a.contiguous.starts = tensor(before, {2}); }},
+      {"0 <= start, start + length <= n: got start -1", [&](Scores& a) { a.contiguous.starts = tensor(before, {2}); }},
   });
   c.call.expect_good();
 }

@@ -65,8 +65,8 @@ TEST(Golden, TraceIndexerContiguous) {
   for (int j = 0; j < kContext; ++j) slots.push_back(trace.table[j / kPageSize] * kPageSize + j % kPageSize);
   std::vector<std::uint8_t> keys(kContext * kIndexDim);
   std::vector<float> scales(kContext);
-  GatherIndexKeysArgs gather{args.paged.cache, tensor(slots.data(), {kContext}), tensor(keys.data(), {kContext, kIndexDim}),
-                             tensor(scales.data(), {kContext})};
+  GatherIndexKeysArgs gather{args.paged.cache, tensor(slots.data(), {kContext}),
+                             tensor(keys.data(), {kContext, kIndexDim}), tensor(scales.data(), {kContext})};
   gather_index_keys(Backend::reference(), gather);
   args.paged = {};
   args.contiguous.keys = gather.keys;

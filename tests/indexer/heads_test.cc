@@ -47,7 +47,12 @@ struct KeyProblem {
   std::vector<std::int64_t> slots;
 
   KeyProblem(int n, RopeStyle rope, DType dtype)
-      : tokens(n), style(rope), input(dtype), k(dtype, n * kIndexDim), weight(dtype, kIndexDim), bias(dtype, kIndexDim),
+      : tokens(n),
+        style(rope),
+        input(dtype),
+        k(dtype, n * kIndexDim),
+        weight(dtype, kIndexDim),
+        bias(dtype, kIndexDim),
         cos_sin(dtype, kMaxPosition * kIndexRope) {
     for (int i = 0; i < n * kIndexDim; ++i) k_values.push_back(k.put(i, 0.5 + random.uniform()));  // a mean to remove
     for (int i = 0; i < kIndexDim; ++i) weight_values.push_back(weight.put(i, 1 + 0.3 * random.uniform()));
@@ -81,7 +86,8 @@ struct KeyProblem {
     for (int i = 0; i < kIndexDim; ++i) variance += std::pow(k_values[t * kIndexDim + i] - mean, 2) / kIndexDim;
     std::vector<double> key;
     for (int i = 0; i < kIndexDim; ++i)
-      key.push_back((k_values[t * kIndexDim + i] - mean) / std::sqrt(variance + 1e-6) * weight_values[i] + bias_values[i]);
+      key.push_back((k_values[t * kIndexDim + i] - mean) / std::sqrt(variance + 1e-6) * weight_values[i] +
+                    bias_values[i]);
     return roped(key, style, table.data() + positions[t] * kIndexRope);
   }
 };
@@ -89,8 +95,8 @@ struct KeyProblem {
 constexpr RopeStyle kStyles[] = {RopeStyle::half_split, RopeStyle::interleaved, RopeStyle::none};
 
 // How far an f32 key may be off, in roundings (2^-24). The mean of 128 values below 1.5 loses at most 128 * 1.5, which
-// 1 / sqrt(variance) and the weight, together below 4, enlarge. The variance loses 130 of itself, halved by the root, on
-// values below 4: 260. Four more operations on such values: 16. Rope mixes two of them by cos and sin: times 1.5.
+// 1 / sqrt(variance) and the weight, together below 4, enlarge. The variance loses 130 of itself, halved by the root,
+// on values below 4: 260. Four more operations on such values: 16. Rope mixes two of them by cos and sin: times 1.5.
 constexpr double kKeyBound = 1.5 * (128 * 1.5 * 4 + 260 + 16) * kU;
 
 TEST(WriteIndexKeys, AgreeWithTheFormula) {
@@ -108,7 +114,8 @@ TEST(WriteIndexKeys, AgreeWithTheFormula) {
             const std::int64_t at = problem.slots[t] * kIndexDim + i;
             const double x = reinterpret_cast<const float*>(f32.bytes.data())[at];
             const double y = base::to_f32(reinterpret_cast<const bf16*>(b16.bytes.data())[at]);
-            EXPECT_NEAR(x, want[i], bound + kU * std::abs(want[i])) << backend.name() << name_of(style) << t << " " << i;
+            EXPECT_NEAR(x, want[i], bound + kU * std::abs(want[i]))
+                << backend.name() << name_of(style) << t << " " << i;
             EXPECT_NEAR(y, want[i], bound + 0x1p-8 * std::abs(want[i])) << backend.name() << name_of(style);
           }
         }
@@ -301,7 +308,9 @@ struct QueryProblem {
   std::vector<std::int64_t> positions{5, 0, 39};
 
   QueryProblem(RopeStyle rope, DType dtype)
-      : style(rope), q(dtype, kTokens * kHeads * kIndexDim), weights(dtype, kTokens * kHeads),
+      : style(rope),
+        q(dtype, kTokens * kHeads * kIndexDim),
+        weights(dtype, kTokens * kHeads),
         cos_sin(DType::f32, kMaxPosition * kIndexRope) {
     for (int i = 0; i < kTokens * kHeads * kIndexDim; ++i) q_values.push_back(q.put(i, 2 * random.uniform()));
     for (int i = 0; i < kTokens * kHeads; ++i) weight_values.push_back(weights.put(i, random.uniform()));
@@ -422,7 +431,8 @@ TEST(IndexRope, DotProductsDependOnTheDistance) {
         cos[0][i] = table[a * kIndexRope + i], sin[0][i] = table[a * kIndexRope + 32 + i];
         cos[1][i] = table[b * kIndexRope + i], sin[1][i] = table[b * kIndexRope + 32 + i];
       }
-      for (std::size_t i = 0; i < 4; ++i) x[i * 16] = q[i], y[i * 16] = k[i], x[i * 16 + 1] = k[i], y[i * 16 + 1] = q[i];
+      for (std::size_t i = 0; i < 4; ++i)
+        x[i * 16] = q[i], y[i * 16] = k[i], x[i * 16 + 1] = k[i], y[i * 16 + 1] = q[i];
       stage::indexer::rotate(style, 32, cos[0], sin[0], x);
       stage::indexer::rotate(style, 32, cos[1], sin[1], y);
       for (int i = 0; i < kIndexRope; ++i) sum += x[i] * y[i];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/indexer/mistakes_test.cc -- each known mistake of this stage, made on purpose, changes what both backends answer
-// by far more than any tolerance used elsewhere.
+// tests/indexer/mistakes_test.cc -- each known mistake of this stage, made on purpose, changes what both backends
+// answer by far more than any tolerance used elsewhere.
 #include <gtest/gtest.h>
 
 #include "base/fault.h"

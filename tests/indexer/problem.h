@@ -112,15 +112,14 @@ class ScoreProblem {
     return a;
   }
 
-  // Runs `a` and returns [rows, width]. Between rows lie three columns that must not change; nor must the memory around.
+  // Runs `a` and returns [rows, width]. Between rows lie three columns that must not change, nor must memory around.
   std::vector<float> run(const Backend& backend, IndexScoreArgs a) const {
     constexpr int kGap = 3;
     const std::int64_t rows = a.q.dim(0), stride = width + kGap;
     Guarded<float> logits(rows * stride, kUntouched);
     a.logits = tensor(logits.data(), {rows, width});
     a.logits.stride[0] = stride;
-    index_scores(backend, a,
-                 PoisonedWorkspace(index_scores_workspace_bytes(backend, {rows, a.q.dim(1), width})));
+    index_scores(backend, a, PoisonedWorkspace(index_scores_workspace_bytes(backend, {rows, a.q.dim(1), width})));
     std::vector<float> out;
     for (std::int64_t i = 0; i < rows * stride; ++i) {
       if (i % stride < width) out.push_back(logits[static_cast<std::size_t>(i)]);
@@ -151,7 +150,8 @@ class ScoreProblem {
       magnitude += std::abs(w) * absolute;
     }
     const double roundings = f32 ? (kIndexDim + shape.heads + 2) * 1.001 : 0;  // 1.001: second order
-    return {sum * key.scale, (roundings * kU + 1e-13) * magnitude * std::abs(key.scale) + kU * std::abs(sum * key.scale)};
+    return {sum * key.scale,
+            (roundings * kU + 1e-13) * magnitude * std::abs(key.scale) + kU * std::abs(sum * key.scale)};
   }
 
   testing::AssertionResult agrees(const std::vector<float>& got, bool f32) const {
@@ -159,20 +159,22 @@ class ScoreProblem {
       for (int j = 0; j < width; ++j) {
         const double x = got[std::size_t(r) * width + j];
         if (j >= shape.lengths[r]) {
-          if (x != -kInf) return testing::AssertionFailure() << "row " << r << " column " << j << ": " << x << ", not -inf";
+          if (x != -kInf)
+            return testing::AssertionFailure() << "row " << r << " column " << j << ": " << x << ", not -inf";
           continue;
         }
         const Answer want = answer(r, j, f32);
         if (!(std::abs(x - want.score) <= want.bound))
-          return testing::AssertionFailure() << "row " << r << " key " << j << ": got " << x << ", want " << want.score
-                                             << " within " << want.bound;
+          return testing::AssertionFailure()
+                 << "row " << r << " key " << j << ": got " << x << ", want " << want.score << " within " << want.bound;
       }
     }
     return testing::AssertionSuccess();
   }
 
   std::int64_t slot(int request, int j) const {
-    return std::int64_t{table[request * pages_per_request + j / shape.page_size]} * shape.page_size + j % shape.page_size;
+    return std::int64_t{table[request * pages_per_request + j / shape.page_size]} * shape.page_size +
+           j % shape.page_size;
   }
   int row_elements() const { return shape.format == IndexFormat::fp8 ? kIndexKeyBytes : kIndexDim; }
 
@@ -184,7 +186,8 @@ class ScoreProblem {
     for (int r = 0; r < shape.rows(); ++r) {
       std::vector<Key>& known = keys[static_cast<std::size_t>(row_request[r])];
       while (static_cast<int>(known.size()) < shape.lengths[r]) {
-        const kv::IndexKeyAddress at = kv::index_key_address(view, slot(row_request[r], static_cast<int>(known.size())));
+        const kv::IndexKeyAddress at =
+            kv::index_key_address(view, slot(row_request[r], static_cast<int>(known.size())));
         Key key;
         Buffer one(storage(shape.format), kIndexDim);
         for (int d = 0; d < kIndexDim; ++d) key.value.push_back(one.put(d, value(one.dtype)));

@@ -41,11 +41,15 @@ constexpr Formats kFormats[] = {
 TEST(IndexScores, AgreeWithTheFormulaInEveryFormatAndPageSize) {
   for (const Formats& f : kFormats) {
     for (int page_size : {1, 16, 48, 64, 176}) {
-      const ScoreProblem problem({.lengths = {1, 63, 64, 65, 200, 300}, .requests = 3, .heads = 3,
-                                  .page_size = page_size, .format = f.keys, .q_dtype = f.q});
+      const ScoreProblem problem({.lengths = {1, 63, 64, 65, 200, 300},
+                                  .requests = 3,
+                                  .heads = 3,
+                                  .page_size = page_size,
+                                  .format = f.keys,
+                                  .q_dtype = f.q});
       const std::vector<float> reference = problem.run(Backend::reference()), cpu = problem.run(Backend::cpu());
-      const std::string where = std::string(name_of(f.keys)) + " keys, " + name_of(f.q) + " q, page size " +
-                                std::to_string(page_size);
+      const std::string where =
+          std::string(name_of(f.keys)) + " keys, " + name_of(f.q) + " q, page size " + std::to_string(page_size);
       EXPECT_TRUE(problem.agrees(reference, false)) << "reference, " << where;
       EXPECT_TRUE(problem.agrees(cpu, true)) << "cpu, " << where;
       EXPECT_LT(calc_diff(cpu, reference), 5e-6) << where;
@@ -178,8 +182,8 @@ TEST(IndexScores, PaddedRowsReadNothing) {
 
 TEST(IndexScores, KeysWhosePageLiesNowhereScoreMinusInfinity) {
   const ScoreProblem problem({.lengths = {160}, .heads = 2, .page_size = 16});
-  for (std::int32_t nowhere : {-1, problem.pages, std::numeric_limits<std::int32_t>::max(),
-                               std::numeric_limits<std::int32_t>::min()}) {
+  for (std::int32_t nowhere :
+       {-1, problem.pages, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()}) {
     ScoreProblem holed = problem;
     holed.table[3] = nowhere;
     IndexScoreArgs args = holed.args();
@@ -196,7 +200,8 @@ TEST(IndexScores, TheBlockTableMayBeANarrowViewOfAWideOne) {
   const ScoreProblem problem({.lengths = {100, 90, 80, 70}, .requests = 4, .heads = 2, .page_size = 16});
   std::vector<std::int32_t> wide(4 * 37, 1 << 30);
   for (int r = 0; r < 4; ++r)
-    std::copy_n(problem.table.begin() + r * problem.pages_per_request, problem.pages_per_request, wide.begin() + r * 37);
+    std::copy_n(problem.table.begin() + r * problem.pages_per_request, problem.pages_per_request,
+                wide.begin() + r * 37);
   IndexScoreArgs args = problem.args();
   args.paged.block_table.data = wide.data();
   args.paged.block_table.stride[0] = 37;
@@ -206,7 +211,10 @@ TEST(IndexScores, TheBlockTableMayBeANarrowViewOfAWideOne) {
 // Pages of other layers may lie between: the page stride is free, and so is the key stride of unquantised caches.
 TEST(IndexScores, StridesOfTheCacheAreFree) {
   for (IndexFormat format : {IndexFormat::fp8, IndexFormat::bf16, IndexFormat::f32}) {
-    const ScoreProblem problem({.lengths = {100}, .heads = 2, .page_size = 16, .format = format,
+    const ScoreProblem problem({.lengths = {100},
+                                .heads = 2,
+                                .page_size = 16,
+                                .format = format,
                                 .q_dtype = format == IndexFormat::fp8 ? DType::u8 : DType::f32});
     const IndexScoreArgs tight = problem.args();
     IndexScoreArgs loose = tight;
@@ -231,7 +239,8 @@ TEST(IndexScores, StridesOfTheQueryAreFree) {
   Buffer transposed(DType::f32, 2 * 3 * kIndexDim);  // [heads, rows, 128]
   for (int t = 0; t < 2; ++t)
     for (int h = 0; h < 3; ++h)
-      for (int d = 0; d < kIndexDim; ++d) transposed.put((h * 2 + t) * kIndexDim + d, problem.q_values[(t * 3 + h) * kIndexDim + d]);
+      for (int d = 0; d < kIndexDim; ++d)
+        transposed.put((h * 2 + t) * kIndexDim + d, problem.q_values[(t * 3 + h) * kIndexDim + d]);
   IndexScoreArgs args = problem.args();
   args.q.data = transposed.bytes.data();
   args.q.stride = {kIndexDim, 2 * kIndexDim, 1};
@@ -241,7 +250,9 @@ TEST(IndexScores, StridesOfTheQueryAreFree) {
 // Keys side by side, each row with a start of its own; keys no row sees are poison.
 TEST(IndexScores, ContiguousKeysWithStarts) {
   for (IndexFormat format : {IndexFormat::fp8, IndexFormat::bf16, IndexFormat::f32}) {
-    ScoreProblem problem({.lengths = {100, 257, 90, 0, 1}, .heads = 3, .format = format,
+    ScoreProblem problem({.lengths = {100, 257, 90, 0, 1},
+                          .heads = 3,
+                          .format = format,
                           .q_dtype = format == IndexFormat::fp8 ? DType::u8 : DType::f32});
     constexpr int kKeys = 400, kBefore = 50;  // position p of the problem lies at kBefore + p
     const std::vector<std::int32_t> starts = {kBefore, kBefore, kBefore + 7, -5, kBefore + 256};
@@ -323,8 +334,12 @@ TEST(IndexScores, NothingToDoIsLegal) {
 RC_GTEST_PROP(IndexScores, AnyShapeAgreesWithTheFormula, ()) {
   const Formats f = kFormats[*rc::gen::inRange(0, 7)];
   const int requests = *rc::gen::inRange(1, 4), next_n = *rc::gen::inRange(1, 4);
-  ScoreShape shape{.lengths = {}, .requests = requests, .heads = *rc::gen::inRange(1, 9),
-                   .page_size = *rc::gen::inRange(1, 80), .format = f.keys, .q_dtype = f.q,
+  ScoreShape shape{.lengths = {},
+                   .requests = requests,
+                   .heads = *rc::gen::inRange(1, 9),
+                   .page_size = *rc::gen::inRange(1, 80),
+                   .format = f.keys,
+                   .q_dtype = f.q,
                    .seed = *rc::gen::arbitrary<std::uint32_t>()};
   for (int i = 0; i < requests * next_n; ++i) shape.lengths.push_back(*rc::gen::inRange(-2, 150));
   const ScoreProblem problem(shape);

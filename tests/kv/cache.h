@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,8 @@ struct LatentCache {
     row_bytes = info(layout.format).row_bytes(layout.latent, layout.rope);
     const std::int64_t row = row_bytes / size_of(storage) + layout.row_padding;
     const std::int64_t page = row * page_size + page_padding;
-    bytes.assign(static_cast<std::size_t>(page * pages * size_of(storage)), kUntouched);
+    bytes.resize(static_cast<std::size_t>(page * pages * size_of(storage)));
+    std::memset(bytes.data(), static_cast<int>(kUntouched), bytes.size());
     view.format = layout.format;
     view.latent = layout.latent;
     view.rope = layout.rope;
@@ -55,6 +57,9 @@ struct LatentCache {
     return static_cast<std::size_t>((slot / p.shape[1] * p.stride[0] + slot % p.shape[1] * p.stride[1]) *
                                     size_of(p.dtype));
   }
+  bool same_bytes(const LatentCache& other) const {
+    return bytes.size() == other.bytes.size() && std::memcmp(bytes.data(), other.bytes.data(), bytes.size()) == 0;
+  }
   std::byte* row(std::int64_t slot) { return bytes.data() + offset(slot); }
 
   KvCache view;
@@ -65,7 +70,9 @@ struct LatentCache {
 inline std::vector<Backend> host_backends() {
   return {Backend::reference(), Backend::cpu({.threads = 1}), Backend::cpu({.threads = 7})};
 }
-inline std::string describe(const Backend& backend) { return backend.name() + ", " + std::to_string(backend.threads()); }
+inline std::string describe(const Backend& backend) {
+  return backend.name() + ", " + std::to_string(backend.threads());
+}
 
 // [rows, width] of a tensor whose rows are `stride` elements apart.
 template <class T>

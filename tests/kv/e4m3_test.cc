@@ -57,6 +57,7 @@ TEST(Case11, EveryBf16RoundsToTheNearestEvenCode) {
   for (std::uint32_t bits = 0; bits <= 0xFFFF; ++bits) {
     const float x = base::to_f32(bf16{static_cast<std::uint16_t>(bits)});
     ASSERT_EQ(to_e4m3(x), nearest_by_search(x)) << "bf16 bits " << bits << ", " << x;
+    ASSERT_EQ(to_e4m3(double{x}), nearest_by_search(x)) << "bf16 bits " << bits << ", " << x;
   }
 }
 
@@ -69,6 +70,9 @@ TEST(Case11, OneUlpBesideAMidpointDecides) {
       EXPECT_EQ(to_e4m3(midpoint), (code + code % 2) | bit) << midpoint;
       EXPECT_EQ(to_e4m3(std::nextafter(midpoint, 0.f)), code | bit) << midpoint;
       EXPECT_EQ(to_e4m3(std::nextafter(midpoint, sign * 1000.f)), (code + 1) | bit) << midpoint;
+      // Nearer than f32 can say.
+      EXPECT_EQ(to_e4m3(std::nextafter(double{midpoint}, 0.)), code | bit) << midpoint;
+      EXPECT_EQ(to_e4m3(std::nextafter(double{midpoint}, sign * 1000.)), (code + 1) | bit) << midpoint;
     }
 }
 

@@ -102,12 +102,14 @@ TEST(GatherLatent, WhatIsNoSlotReadsAsZerosAndNothingElseIsWritten) {
       for (std::int64_t r = 0; r < n; ++r) {
         const std::int64_t slot = slots[static_cast<std::size_t>(r)];
         const bool is_slot = valid[static_cast<std::size_t>(r)];
-        const std::vector<float> want =
-            is_slot ? gather(Backend::reference(), cache.view, {slot}) : std::vector<float>(static_cast<std::size_t>(width));
+        const std::vector<float> want = is_slot ? gather(Backend::reference(), cache.view, {slot})
+                                                : std::vector<float>(static_cast<std::size_t>(width));
         for (std::int64_t i = 0; i < stride; ++i) {
           const float got = out[static_cast<std::size_t>(r * stride + i)];
           if (i >= width) ASSERT_TRUE(std::isnan(got)) << "padding of row " << r << " was written";
-          else ASSERT_EQ(std::bit_cast<std::uint32_t>(got), std::bit_cast<std::uint32_t>(want[static_cast<std::size_t>(i)]));
+          else
+            ASSERT_EQ(std::bit_cast<std::uint32_t>(got),
+                      std::bit_cast<std::uint32_t>(want[static_cast<std::size_t>(i)]));
         }
       }
     }

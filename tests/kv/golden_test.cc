@@ -28,12 +28,14 @@ TEST(Golden, RequantisedBf16RowsAreTheStoredFp8Rows) {
   const Golden golden;
   constexpr std::int64_t kPage = 64;
   ASSERT_EQ(golden.count() % kPage, 0);
-  for (const auto& [rule, name] : {std::pair{ScaleRule::arbitrary, "kv_fp8"}, {ScaleRule::power_of_two, "kv_fp8_pow2"}}) {
+  for (const auto& [rule, name] :
+       {std::pair{ScaleRule::arbitrary, "kv_fp8"}, {ScaleRule::power_of_two, "kv_fp8_pow2"}}) {
     const auto want = golden.file.values<std::uint8_t>(name);
     for (const Backend& backend : host_backends()) {
       SCOPED_TRACE(std::string(name) + ", " + describe(backend));
       LatentCache cache(kPacked, golden.count() / kPage, kPage);
-      write_latent(backend, write_args(golden.rows, 576, tensor(golden.slots.data(), {golden.count()}), cache.view, rule));
+      write_latent(backend,
+                   write_args(golden.rows, 576, tensor(golden.slots.data(), {golden.count()}), cache.view, rule));
       ASSERT_EQ(cache.bytes.size(), want.size());
       for (std::size_t i = 0; i < want.size(); ++i)
         ASSERT_EQ(static_cast<std::uint8_t>(cache.bytes[i]), want[i]) << "row " << i / 656 << ", byte " << i % 656;

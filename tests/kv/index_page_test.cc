@@ -115,8 +115,8 @@ TEST(GatherIndexKeys, WhatIsNoSlotReadsAsZerosOfScaleZero) {
   for (const Backend& backend : host_backends()) {
     Guarded<std::uint8_t> keys(n * 128, 0xEE);
     Guarded<float> scales(n, kNan);
-    gather_index_keys(backend, {cache.view, tensor(slots.data(), {n}), tensor(keys.data(), {n, 128}),
-                                tensor(scales.data(), {n})});
+    gather_index_keys(
+        backend, {cache.view, tensor(slots.data(), {n}), tensor(keys.data(), {n, 128}), tensor(scales.data(), {n})});
     EXPECT_TRUE(keys.intact());
     EXPECT_TRUE(scales.intact());
     for (std::size_t r = 0; r < slots.size(); ++r) {
@@ -142,7 +142,8 @@ void round_trip_of_plain_keys(IndexFormat format) {
     kv::store_index_key(cache, slots[t], keys.data() + t * 128, ScaleRule::power_of_two);
   for (std::int64_t i = 0; i < 3 * kPage; ++i)
     EXPECT_EQ(std::isnan(base::to_f32(memory[static_cast<std::size_t>(i)])),
-              i % kPage >= 16 * kRow || i % kPage % kRow >= 128) << i;
+              i % kPage >= 16 * kRow || i % kPage % kRow >= 128)
+        << i;
   for (const Backend& backend : host_backends()) {
     const auto got = gather_keys<T>(backend, cache, slots);
     for (std::size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(base::to_f32(got.keys[i]), keys[i]);
@@ -194,7 +195,8 @@ TEST(GatherIndexKeys, RefusesWhatDoesNotFit) {
     EXPECT_THROW(gather_index_keys(backend, bad), InvalidArgument);
     const std::vector<float> memory(16 * 128);
     std::vector<float> out(128);
-    bad = {{IndexFormat::f32, tensor(memory.data(), {1, 16, 128})}, good.slots, tensor(out.data(), {1, 128}), good.scales};
+    bad = {
+        {IndexFormat::f32, tensor(memory.data(), {1, 16, 128})}, good.slots, tensor(out.data(), {1, 128}), good.scales};
     EXPECT_THROW(gather_index_keys(backend, bad), InvalidArgument);  // only fp8 keys have scales
   }
   for (std::uint8_t code : keys) EXPECT_EQ(code, 0xEE);

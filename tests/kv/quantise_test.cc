@@ -184,9 +184,10 @@ float amax_of(const std::vector<float>& row, std::size_t group) {
   return amax;
 }
 
-// The largest code step is 32 (values 256 to 448), so a value moves by at most 16 scales. Arbitrary: 16 / 448 amax. Power
-// of two: where that step is reached amax is above 256 scales, hence 16 / 256 = 2^-4 amax; below, the step is half. The
-// reading multiplies and rounds once more: 2^-24 of 448 scales. Below the least scale, 2^-126, half its least code counts.
+// The largest code step is 32 (values 256 to 448), so a value moves by at most 16 scales. Arbitrary: 16 / 448 amax.
+// Power of two: where that step is reached amax is above 256 scales, hence 16 / 256 = 2^-4 amax; below, the step is
+// half. The reading multiplies and rounds once more: 2^-24 of 448 scales. Under the least scale, 2^-126, half its
+// least code counts.
 RC_GTEST_PROP(Quantise, AValueMovesByAtMostASixteenthOfItsBlocksMaximum, ()) {
   const std::vector<float> row = any_row();
   for (ScaleRule rule : kRules) {
@@ -197,8 +198,9 @@ RC_GTEST_PROP(Quantise, AValueMovesByAtMostASixteenthOfItsBlocksMaximum, ()) {
   }
 }
 
-// What has been quantised once stays as it is: the values under powers of two (the scale may halve and the codes double),
-// and the codes under arbitrary scales, where amax / 448 * 448 / 448 may differ from amax / 448 in the last bit.
+// What has been quantised once stays as it is: the values under powers of two (the scale may halve and the codes
+// double), and the codes under arbitrary scales, where amax / 448 * 448 / 448 may differ from amax / 448 in the last
+// bit.
 RC_GTEST_PROP(Quantise, ASecondTimeChangesNothing, ()) {
   const std::vector<float> row = any_row();
   const Backend backend = Backend::reference();
@@ -229,7 +231,7 @@ TEST(Quantise, RequantisingRowsOfBf16TokensIsByteForByteTheSame) {
     const LatentCache once = written(Backend::reference(), row, ScaleRule::arbitrary);
     const LatentCache twice =
         written(Backend::reference(), gather(Backend::reference(), once.view, {0}), ScaleRule::arbitrary);
-    ASSERT_TRUE(once.bytes == twice.bytes) << significand;
+    ASSERT_TRUE(once.same_bytes(twice)) << significand;
   }
 }
 

@@ -58,14 +58,17 @@ void round_trip(KvFormat format, std::int64_t page_size, std::int64_t least_slot
   for (const Backend& backend : {Backend::reference(), Backend::cpu({.threads = 2})})
     for (const TensorView& view : {tensor(slots.data(), {n}), tensor(narrow.data(), {n})}) {
       SCOPED_TRACE(describe(backend) + ", slots " + name_of(view.dtype));
-      for (std::int64_t slot : slots) std::memset(memory.data() + slot * row_bytes, 0, static_cast<std::size_t>(row_bytes));
+      for (std::int64_t slot : slots)
+        std::memset(memory.data() + slot * row_bytes, 0, static_cast<std::size_t>(row_bytes));
       std::vector<Alias> aliases;
       for (std::int64_t slot : slots) aliases.emplace_back(memory.data(), slot * row_bytes);
 
       write_latent(backend, write_args(x, 576, view, cache));
       for (std::int64_t t = 0; t < n; ++t)
         EXPECT_EQ(std::memcmp(memory.data() + slots[static_cast<std::size_t>(t)] * row_bytes, small.row(t),
-                              static_cast<std::size_t>(row_bytes)), 0) << slots[static_cast<std::size_t>(t)];
+                              static_cast<std::size_t>(row_bytes)),
+                  0)
+            << slots[static_cast<std::size_t>(t)];
       for (const Alias& alias : aliases) EXPECT_TRUE(alias.untouched());
       EXPECT_EQ(gather(backend, cache, slots), want);
     }
@@ -80,7 +83,7 @@ TEST(Case15, SlotsBeyond32Bit) {
 }
 
 TEST(Case15, IndexerSlotsBeyond32Bit) {
-  // 132 bytes a key: byte 2^31 is in slot 16,268,815, byte 2^32 in slot 32,537,631; the page's scales lie behind its keys.
+  // 132 bytes a key: byte 2^31 is in slot 16,268,815, byte 2^32 in slot 32,537,631 (or so: scales lie behind the keys).
   constexpr std::int64_t kPageSize = 64, kPageBytes = kPageSize * 132, kPages = 32'537'920 / kPageSize;
   const LazyMemory memory(kPages * kPageBytes);
   if (!memory) GTEST_SKIP() << "no address space for " << kPages * kPageBytes << " bytes";
@@ -100,7 +103,8 @@ TEST(Case15, IndexerSlotsBeyond32Bit) {
   for (const Backend& backend : {Backend::reference(), Backend::cpu({.threads = 2})}) {
     std::vector<std::uint8_t> keys(slots.size() * 128);
     std::vector<float> scales(slots.size());
-    gather_index_keys(backend, {cache, tensor(slots.data(), {n}), tensor(keys.data(), {n, 128}), tensor(scales.data(), {n})});
+    gather_index_keys(backend,
+                      {cache, tensor(slots.data(), {n}), tensor(keys.data(), {n, 128}), tensor(scales.data(), {n})});
     for (std::size_t t = 0; t < slots.size(); ++t) {
       const std::int64_t page = slots[t] / kPageSize * kPageBytes, i = slots[t] % kPageSize;
       EXPECT_EQ(std::memcmp(&keys[t * 128], memory.data() + page + i * 128, 128), 0) << slots[t];

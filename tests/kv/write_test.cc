@@ -91,7 +91,7 @@ TEST(Case10, CachePageSizes) {
       for (const Backend& backend : {Backend::reference(), Backend::cpu({.threads = 2})}) {
         LatentCache got(layout, kPages, page_size, kPagePadding);
         write_latent(backend, write_args(x, stride, tensor(slots.data(), {tokens}), got.view));
-        ASSERT_TRUE(got.bytes == want.bytes) << describe(backend);
+        ASSERT_TRUE(got.same_bytes(want)) << describe(backend);
         const std::vector<float> rows = gather(backend, got.view, slots);
         for (float value : rows) ASSERT_LE(std::abs(value), 0.25f * (1 + 0x1p-4f));  // NaN would fail too
       }
@@ -121,7 +121,7 @@ TEST(WriteLatent, EveryBackendThreadCountAndSlotTypeWritesTheSameBytes) {
         for (const TensorView& view : {tensor(slots.data(), {kTokens}), tensor(narrow.data(), {kTokens})}) {
           LatentCache got(layout, 4, 48);
           write_latent(backend, write_args(x, width, view, got.view, rule));
-          EXPECT_TRUE(got.bytes == want.bytes) << describe(backend) << ", slots " << name_of(view.dtype);
+          EXPECT_TRUE(got.same_bytes(want)) << describe(backend) << ", slots " << name_of(view.dtype);
         }
     }
 }
@@ -140,7 +140,7 @@ TEST(WriteLatent, Bf16AndF32InputsGiveTheSameRow) {
     LatentCache from_bf16(layout, 1, 16), from_f32(layout, 1, 16);
     write_latent(Backend::reference(), write_args(narrow, width, tensor(slots.data(), {kTokens}), from_bf16.view));
     write_latent(Backend::reference(), write_args(wide, width, tensor(slots.data(), {kTokens}), from_f32.view));
-    EXPECT_TRUE(from_bf16.bytes == from_f32.bytes);
+    EXPECT_TRUE(from_bf16.same_bytes(from_f32));
     if (info(layout.format).scale_group == 0) {
       EXPECT_TRUE(near(gather(Backend::reference(), from_bf16.view, slots), wide, 0, 0));
     }
@@ -209,7 +209,7 @@ TEST(WriteLatent, AHostsOwnThreadPoolIsUsed) {
   EXPECT_EQ(pool.runs, 1);
   EXPECT_GT(pool.bodies, 1) << "100 rows are worth sharing";
   write_latent(Backend::reference(), write_args(x, 576, tensor(slots.data(), {kTokens}), want.view));
-  EXPECT_TRUE(got.bytes == want.bytes);
+  EXPECT_TRUE(got.same_bytes(want));
   gather(backend, got.view, slots);
   EXPECT_EQ(pool.runs, 2);
 }

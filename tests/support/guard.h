@@ -2,7 +2,9 @@
 // Copyright The SieveMLA authors
 // tests/support/guard.h -- a buffer between two guards: 4 KiB of 0xA5 before and after it, which nobody may write.
 //
-//   Guarded<float> out(tokens * heads, kNan);  call(..., tensor(out.data(), {tokens, heads}));  EXPECT_TRUE(out.intact());
+//   Guarded<float> out(tokens * heads, kNan);
+//   call(..., tensor(out.data(), {tokens, heads}));
+//   EXPECT_TRUE(out.intact());
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/property.h -- rapidcheck with GoogleTest: RC_GTEST_PROP(Suite, Name, (arguments)) { ... RC_ASSERT(...); }
+// tests/support/property.h -- rapidcheck with GoogleTest.
+//
+//   RC_GTEST_PROP(Suite, Name, (arguments)) { ... RC_ASSERT(...); }
 //
 // The seed is fixed, so that a run can be repeated; RC_PARAMS="seed=..." in the environment overrides it.
 #pragma once

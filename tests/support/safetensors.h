@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/safetensors.h -- tensors of a golden file. It trusts the file; the reader that validates is in src/model.
+// tests/support/safetensors.h -- tensors of a golden file.
+//
+// It trusts the file; the reader that validates is in src/model.
 #pragma once
 #include <cstdint>
 #include <cstring>

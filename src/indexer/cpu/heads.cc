@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // src/indexer/cpu/heads.cc -- indexer keys and queries on the processor, in f32.
+#include <algorithm>
+
 #include "cpu/threads.h"
 #include "indexer/head.h"
 #include "indexer/registry.h"

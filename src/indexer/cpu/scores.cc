@@ -3,8 +3,8 @@
 // src/indexer/cpu/scores.cc -- index scores on the processor, in f32, plain C++ that the compiler vectorises.
 //
 // Keys are unpacked once for all heads and transposed, so that every inner loop runs over keys: a head's dot products
-// are 128 multiply-adds of key vectors, and the sum over heads needs no horizontal add. Each score adds its 128 products
-// and then its heads in ascending order, whatever tile, task or thread it falls in: equal rows give equal bits.
+// are 128 multiply-adds of key vectors, and the sum over heads needs no horizontal add. Each score adds its 128
+// products, then its heads, in ascending order, whatever tile, task or thread it falls in: equal rows give equal bits.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -57,7 +57,8 @@ struct Tile {
 // One worker's part of the workspace: a tile, then kRows queries and their weights.
 struct Scratch {
   static std::int64_t bytes(std::int64_t heads) {
-    const std::int64_t used = std::int64_t{sizeof(Tile)} + kRows * heads * (kIndexDim + 1) * std::int64_t{sizeof(float)};
+    const std::int64_t used =
+        std::int64_t{sizeof(Tile)} + kRows * heads * (kIndexDim + 1) * std::int64_t{sizeof(float)};
     return (used + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
   }
   Scratch(Workspace workspace, int worker, std::int64_t heads) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/kv/cpu/portable.h -- writers and gatherers in blocks of rows over the threads. Rows are independent, so the number
-// of threads changes no bit.
+// src/kv/cpu/portable.h -- writers and gatherers in blocks of rows over the threads.
+//
+// Rows are independent, so the number of threads changes no bit.
 #pragma once
 #include <algorithm>
 
@@ -11,7 +12,7 @@
 
 namespace sievemla::kv {
 
-inline constexpr std::int64_t kRowsPerBlock = 16;  // about 10 us of quantising: well above the cost of handing out work
+inline constexpr std::int64_t kRowsPerBlock = 16;  // microseconds of work: well above the cost of handing it out
 
 template <class Args>
 void run_cpu_portable(const Args& args, const base::Exec& exec) {
