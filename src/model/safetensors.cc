@@ -44,8 +44,7 @@ class HeaderReader {
     return true;
   }
   bool end_object() {
-    if (depth_ == 2 && entry_ && entry_->seen != 7)
-      bad("a tensor has dtype, shape and data_offsets", "fewer");
+    if (depth_ == 2 && entry_ && entry_->seen != 7) bad("a tensor has dtype, shape and data_offsets", "fewer");
     if (--depth_ == 1) entry_ = nullptr;
     return true;
   }
@@ -187,12 +186,12 @@ void SafeTensors::parse(std::string_view bytes) {
     tensors_.emplace(name, StoredTensor{entry.dtype, view});
   }
 
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t at = 0;
   for (const Extent& e : extents) {
-    if (e.begin < at) bad(*e.name, "tensors must not overlap", "begin ", e.begin, " before the end ", at, " of another");
+    if (e.begin < at)
+      bad(*e.name, "tensors must not overlap", "begin ", e.begin, " before the end ", at, " of another");
     if (e.begin > at) bad(*e.name, "tensors must leave no hole", "begin ", e.begin, " after the end ", at);
     at = e.end;
   }
@@ -232,8 +231,8 @@ void check_tensor(const TensorView& view, std::optional<DType> dtype, std::initi
   };
   const std::size_t rank = static_cast<std::size_t>(view.rank);
   if (rank != shape.size() || !std::equal(shape.begin(), shape.end(), view.shape.begin()))
-    throw BadFile(error_message("the shape must be " + text(shape.begin(), shape.size()), where,
-                                text(view.shape.data(), rank)));
+    throw BadFile(
+        error_message("the shape must be " + text(shape.begin(), shape.size()), where, text(view.shape.data(), rank)));
 }
 
 }  // namespace sievemla::model

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-# tests/fuzz/make_corpus.py -- seeds for the fuzzers: the goldens' files with their tensors cut down to a few rows, so that
+# tests/fuzz/make_seeds.py -- seeds for the fuzzers: the goldens' files with their tensors cut down to a few rows, so that
 # a seed has hundreds of bytes instead of megabytes and keeps every name, dtype and rank.
 #
-#   make_corpus.py tests/golden OUT        writes OUT/safetensors, OUT/config, OUT/trace
+#   make_seeds.py tests/golden OUT        writes OUT/safetensors, OUT/config, OUT/trace
 import json
 import struct
 import sys
