@@ -80,8 +80,9 @@ inline Tensors read_tensors(const fs::path& path) {
   return tensors;
 }
 
-inline std::string to_file(const Tensors& tensors) {
+inline std::string to_file(const Tensors& tensors, const Json& metadata = nullptr) {
   Json header = Json::object();
+  if (!metadata.is_null()) header["__metadata__"] = metadata;
   std::string data;
   for (const auto& [name, t] : tensors) {
     header[name] = {
