@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/golden.cc -- end to end where the arithmetic is the golden's; block by block, on the same bytes, where it is not.
+// src/model/golden.cc -- end to end where the arithmetic is the golden's; block by block where it is not.
 #include "model/golden.h"
 
 #include <algorithm>

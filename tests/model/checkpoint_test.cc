@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/model/checkpoint_test.cc -- checkpoints in one file or many, in three dtypes, with every tensor where it should be.
+// tests/model/checkpoint_test.cc -- checkpoints in one file or many, in three dtypes, every tensor in its place.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -104,7 +104,8 @@ TEST(Checkpoint, WeightsInF16) {
   Model model;
   for (auto& [name, t] : model.tensors)
     if (t.dtype == "BF16") t = {"F16", t.shape, converted(t, true)};
-  // Weights below 2^-14 became zero: |change| of a logit <= 2^-14 x (activations of order 1), far below 1e-2 of the largest.
+  // Weights below 2^-14 became zero: a logit changes by 2^-14 times activations of order 1, far below 1e-2 of the
+  // largest.
   EXPECT_LT(relative_error(logits_of(model), logits_of(golden_dir("glm5-tiny"))), 1e-2);
 }
 
