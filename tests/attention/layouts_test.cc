@@ -138,8 +138,8 @@ TEST(Attention, SlotListsOfEveryStride) {
     }
 }
 
-// Lanes at or past topk_length are not read, whatever they hold: here slots of poisoned rows. Lengths may be negative or
-// beyond the list.
+// Lanes at or past topk_length are not read, whatever they hold: here slots of poisoned rows. Lengths may be negative
+// or beyond the list.
 TEST(Attention, LanesPastTheLength) {
   for (const Backend& backend : host_backends()) {
     Problem p{.tokens = 5, .pages = 4};
@@ -169,7 +169,8 @@ TEST(Attention, DuplicatesCountTwice) {
   }
 }
 
-// q_len 1..8 with a causal tail, requests shorter than q_len, empty, and as long as the table; permuted pages with holes.
+// q_len 1..8 with a causal tail, requests shorter than q_len, empty, and as long as the table; permuted pages with
+// holes.
 TEST(Attention, DenseDecodeOfEveryQueryLength) {
   for (const Backend& backend : host_backends())
     for (std::int64_t q_len = 1; q_len <= 8; ++q_len) {

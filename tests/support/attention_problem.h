@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/attention_problem.h -- a seeded attention call, its answer worked out here, and how far rounding may take
-// a result from it.
+// tests/support/attention_problem.h -- a seeded attention call, its answer worked out here, and how far rounding may
+// take a result from it.
 //
-// Everything that nobody may read is poison: cache rows that no live lane names and all padding are 0xFF bytes (a NaN in
-// every row type), the workspace is full of NaN and just large enough, the outputs are NaN between guards. A query is a
-// function of (seed, token, head) and a row of (seed, slot), so that problems of other sizes share their contents.
+// Everything that nobody may read is poison: cache rows that no live lane names and all padding are 0xFF bytes (a NaN
+// in every row type), the workspace is full of NaN and just large enough, the outputs are NaN between guards. A query
+// is a function of (seed, token, head) and a row of (seed, slot), so that problems of other sizes share their contents.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -230,8 +230,8 @@ struct Problem {
 
 // ---- the answer, and its bounds ---------------------------------------------------------------------
 
-// How a backend adds. u is its rounding unit. With n terms in a sum a term passes through at most adds * n + 4 roundings
-// (one a term, or one in four: the CPU adds four products at a time).
+// How a backend adds. u is its rounding unit. With n terms in a sum a term passes through at most adds * n + 4
+// roundings (one a term, or one in four: the CPU adds four products at a time).
 struct Arithmetic {
   double u, adds;
 };
@@ -285,7 +285,7 @@ inline Answer answer(const Problem& p, const Problem::Cache& cache, const std::v
 
 // Bounds to first order (all factors are below 1e-2, so the rest is below 1 %, which the 1.02 covers):
 //   a score          |error| <= e = (adds * width + 4 + 2) u * size        dot product, dequantised row, scale
-//   a weight         relative <= e + 2 u spread + 3 u (blocks + 2)         the difference to the peak; exp; the peak moves
+//   a weight         relative <= e + 2 u spread + 3 u (blocks + 2)         the difference to the peak; exp; peak moves
 //                                                                          at most once a block, and chunks are merged
 //   the sum          relative <= a weight's + (rows + blocks + 4) u
 //   out              relative to the mass: a weight's + the sum's + (adds * rows + blocks + 4) u

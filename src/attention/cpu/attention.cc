@@ -81,7 +81,8 @@ struct Buffers {
   Buffers(base::Scratch& scratch, const Backend& backend, const AttentionBounds& b)
       : chunks(most_chunks(b.lanes)), partial_bytes(bytes_of<Partial>(b)), worker_bytes(bytes_of<Worker>(b)) {
     const std::int64_t token_bytes = chunks * partial_bytes;
-    const std::int64_t bytes = std::min(std::min(b.tokens, kPartialBytes) * token_bytes, std::max(token_bytes, kPartialBytes));
+    const std::int64_t bytes =
+        std::min(std::min(b.tokens, kPartialBytes) * token_bytes, std::max(token_bytes, kPartialBytes));
     wave = bytes / std::max<std::int64_t>(token_bytes, 1);
     partials = scratch.take<std::byte>(bytes);
     workers = scratch.take<std::byte>(backend.threads() * worker_bytes);
