@@ -218,6 +218,12 @@ TEST_F(Replay, UnquantisedKeys) {
   for (const Json& row : rows(write(t))) EXPECT_TRUE(row.at("passed")) << row;
 }
 
+TEST_F(Replay, AFileNameNeedNotBeUtf8) {
+  const std::string path = (dir_ / "\xFF.safetensors").string();
+  fs::rename(write(indexer_trace()), path);
+  EXPECT_EQ(rows(path).size(), 4u);
+}
+
 TEST_F(Replay, BadFiles) {
   const std::string path = write(small_sparse_trace());
   const std::string whole = read_file(path);
