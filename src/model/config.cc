@@ -54,8 +54,8 @@ struct FixedKey {
   const char* value;  // as JSON; an absent key means the same
 };
 constexpr FixedKey kFixed[] = {
-    {"hidden_act", R"("silu")"},          {"attention_bias", "false"},          {"scoring_func", R"("sigmoid")"},
-    {"topk_method", R"("noaux_tc")"},     {"moe_layer_freq", "1"},              {"rope_interleave", "true"},
+    {"hidden_act", R"("silu")"},      {"attention_bias", "false"}, {"scoring_func", R"("sigmoid")"},
+    {"topk_method", R"("noaux_tc")"}, {"moe_layer_freq", "1"},     {"rope_interleave", "true"},
 };
 
 struct ModelType {
@@ -223,8 +223,8 @@ void check_sizes(const Config& c, const Reader& reader) {
   must(kv_heads == c.heads, "num_key_value_heads", "MLA has as many as num_attention_heads (" + text(c.heads) + ")",
        kv_heads);
   const std::int64_t qk = reader.whole("qk_head_dim", 1, 1 << 17, c.nope + c.rope);
-  must(qk == c.nope + c.rope, "qk_head_dim", "it is qk_nope_head_dim + qk_rope_head_dim (" + text(c.nope + c.rope) + ")",
-       qk);
+  must(qk == c.nope + c.rope, "qk_head_dim",
+       "it is qk_nope_head_dim + qk_rope_head_dim (" + text(c.nope + c.rope) + ")", qk);
 }
 
 }  // namespace

@@ -30,9 +30,9 @@ struct Golden {
   };
   std::shared_ptr<const SafeTensors> file;  // keeps the views alive
   std::vector<std::int32_t> prompt, generated;
-  std::vector<float> logits;                // [n + generated - 1, vocab]: the last n prompt positions, then each step
+  std::vector<float> logits;  // [n + generated - 1, vocab]: the last n prompt positions, then each step
   std::vector<Layer> layers;
-  Tolerance tolerance;                      // verified_tolerance of the meta.json beside the file, if there is one
+  Tolerance tolerance;  // verified_tolerance of the meta.json beside the file, if there is one
   std::int64_t rows() const { return static_cast<std::int64_t>(prompt.size() + generated.size()) - 1; }
 };
 Golden load_golden(const std::filesystem::path& path, const Config& config);
@@ -42,14 +42,14 @@ struct CheckRow {
   std::string stage;  // indexer: its scores | topk: share of rows whose selection differs | attention: the block's
                       // output | logits; indexer_golden and attention_golden: within kRoundingTolerance
   double error, bound;
-  double us;          // the stage's time over all rows; attention's with the write before it
+  double us;  // the stage's time over all rows; attention's with the write before it
   bool passed;
 };
 
 struct CheckReport {
   std::vector<CheckRow> rows;
-  std::vector<std::int32_t> tokens;   // the choice after each of the golden's own tokens
-  std::int64_t tokens_equal = 0;      // how many agree with the golden's
+  std::vector<std::int32_t> tokens;  // the choice after each of the golden's own tokens
+  std::int64_t tokens_equal = 0;     // how many agree with the golden's
   bool tokens_judged = false;
   double tokens_per_s = 0;
   std::vector<std::string> failures;  // one line each

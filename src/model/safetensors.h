@@ -12,8 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,9 +57,9 @@ class SafeTensors {
 
   const std::string& name() const { return name_; }  // the path, for messages
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  std::vector<std::string> names() const;                  // sorted
-  const StoredTensor* find(std::string_view name) const;   // null: not there
-  const StoredTensor& tensor(std::string_view name) const; // BadFile: not there
+  std::vector<std::string> names() const;                   // sorted
+  const StoredTensor* find(std::string_view name) const;    // null: not there
+  const StoredTensor& tensor(std::string_view name) const;  // BadFile: not there
   // The tensor, with this dtype and shape. BadFile otherwise.
   TensorView tensor(std::string_view name, DType dtype, std::initializer_list<std::int64_t> shape) const;
 
