@@ -54,7 +54,7 @@ void attention(const Backend& backend, const AttentionArgs& args, Workspace work
 
 struct AttentionBounds {
   std::int64_t tokens, heads;
-  std::int64_t lanes;     // topk width, or the longest request in rows
+  std::int64_t lanes;  // topk width, or the longest request in rows
   int latent = 512, rope = 64;
 };
 std::int64_t attention_workspace_bytes(const Backend& backend, const AttentionBounds& bounds);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/base/registry.h -- a stage's kernels as data: one row each, best first. Dispatch, info, verify, bench and tests all
-// read the same rows.
+// src/base/registry.h -- a stage's kernels as data: one row each, best first. Dispatch, info, verify, bench and tests
+// all read the same rows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct NoBounds {};
 
 template <class Args, class Bounds = NoBounds>
 struct Kernel {
-  const char* name;     // unique in the program: "<function>_<backend>[_<isa or arch>]"
+  const char* name;  // unique in the program: "<function>_<backend>[_<isa or arch>]"
   BackendKind backend;
   const char* needs;    // what the machine must have, in words; "" = nothing special
   bool (*runs_here)();  // null = always

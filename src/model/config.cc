@@ -21,7 +21,7 @@ constexpr std::int64_t kRequired = -1;
 // Whole numbers. The bounds are far above any real model and keep every product of a few of them within 63 bits.
 struct SizeKey {
   const char* key;
-  std::int64_t Config::*member;
+  std::int64_t Config::* member;
   std::int64_t least, most;
   std::int64_t glm, deepseek;  // default of each model type where there is one
 };
@@ -61,7 +61,7 @@ constexpr FixedKey kFixed[] = {
 struct ModelType {
   const char* name;
   RopeStyle index_rope;
-  std::int64_t SizeKey::*default_size;
+  std::int64_t SizeKey::* default_size;
   bool shares_selection;  // layers may go without an indexer of their own
 };
 constexpr ModelType kModelTypes[] = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/golden.cc -- end to end where the arithmetic is the golden's; block by block, on the same bytes, where it is not.
+// src/model/golden.cc -- end to end where the arithmetic is the golden's; block by block where it is not.
 #include "model/golden.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ Tolerance load_tolerance(const std::filesystem::path& path) {
   if (!meta.is_object() || given == meta.end()) return tolerance;
   struct Field {
     const char* key;
-    double Tolerance::*member;
+    double Tolerance::* member;
   };
   for (const Field& field : {Field{"attn_output", &Tolerance::attn_output},
                              Field{"index_scores", &Tolerance::index_scores}, Field{"logits", &Tolerance::logits}}) {

@@ -17,8 +17,8 @@ struct Tolerance {
   double attn_output = 5e-6, index_scores = 5e-6, logits = 2e-5;
 };
 inline constexpr double kSameBytesTolerance = 2e-3;  // of a block against double on the same bytes and selection
-// Of a block with rounded caches against the golden itself: above what e4m3 does (at most 2^-4 to each value), below what
-// a mistake does (0.2 and more). It sees mistakes on the way to the cache, which the same bytes cannot show.
+// Of a block with rounded caches against the golden itself: above what e4m3 does (at most 2^-4 to each value), below
+// what a mistake does (0.2 and more). It sees mistakes on the way to the cache, which the same bytes cannot show.
 inline constexpr double kRoundingTolerance = 0.1;
 
 // golden.safetensors, checked against the model's sizes.
@@ -56,11 +56,11 @@ struct CheckReport {
   bool passed() const { return failures.empty(); }
 };
 
-// The golden's tokens are fed, as one prefill and then one by one, so that a wrong choice does not hide what comes after.
+// The golden's tokens are fed, a prefill and then one by one, so that a wrong choice does not hide what comes after.
 // f32 rows and keys: tokens, selections and all outputs are judged end to end, by golden.tolerance.
 // Any other format: block by block on the golden's attn_input with its selection handed in, judged against double
-// arithmetic on the very bytes in the cache, within kSameBytesTolerance, and loosely against the golden; tokens are only
-// reported.
+// arithmetic on the very bytes in the cache, within kSameBytesTolerance, and loosely against the golden; tokens are
+// only reported.
 // options.max_tokens does not matter: the cache has the golden's rows.
 CheckReport check_golden(const Config& config, const Checkpoint& checkpoint, const Golden& golden,
                          DecoderOptions options);

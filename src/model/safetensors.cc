@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/safetensors.cc -- the header, rule by rule. It is read as a stream of events, so that no number or nesting in
-// it decides how much memory is taken.
+// src/model/safetensors.cc -- the header, rule by rule. It is read as a stream of events, so that no number or nesting
+// in it decides how much memory is taken.
 #include "model/safetensors.h"
 
 #include <algorithm>

@@ -5,8 +5,8 @@
 //   file:  u64 little-endian header length | JSON header | raw little-endian row-major data
 //   JSON:  {"__metadata__": {string: string}, name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}}
 //
-// Source: the safetensors format description (Hugging Face). As it says: a header of at most 100 MB, offsets relative to
-// the data, tensors side by side from 0 to the end of the file, without overlap or hole, no duplicate keys.
+// Source: the safetensors format description (Hugging Face). As it says: a header of at most 100 MB, offsets relative
+// to the data, tensors side by side from 0 to the end of the file, without overlap or hole, no duplicate keys.
 // Every broken rule is a BadFile that names the rule, what was got, the file and the tensor.
 #pragma once
 #include <cstddef>

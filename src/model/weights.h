@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/weights.h -- the tensors of a checkpoint by their Hugging Face names, each checked: present, right shape, f32,
-// bf16 or f16, finite; and none beside them.
+// src/model/weights.h -- the tensors of a checkpoint by their Hugging Face names, each checked: present, right shape,
+// f32, bf16 or f16, finite; and none beside them.
 #pragma once
 #include <optional>
 #include <vector>

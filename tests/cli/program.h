@@ -36,17 +36,18 @@ inline Outcome run_program(const std::vector<std::string>& arguments, Stdout kin
   if (child == 0) {
     alarm(300);  // survives the exec: a program that hangs is a failure, not a hanging test
     const auto onto = [](int fd, int target) {
-      if (fd != target) dup2(fd, target);
+      if (fd == target) return;
+      dup2(fd, target);
+      close(fd);
     };
+    onto(open(err.c_str(), O_WRONLY | O_CREAT, 0600),
+         2);  // first: what is opened after closing stdout takes its number
     switch (kind) {
       case Stdout::captured: onto(open(out.c_str(), O_WRONLY | O_CREAT, 0600), 1); break;
       case Stdout::closed: close(1); break;
       case Stdout::full: onto(open("/dev/full", O_WRONLY), 1); break;
       case Stdout::pipe_without_reader: onto(pipe_ends[1], 1); break;
     }
-    const int errors = open(err.c_str(), O_WRONLY | O_CREAT, 0600);
-    onto(errors, 2);
-    if (errors > 2) close(errors);
     execv(SIEVEMLA_PROGRAM, argv.data());
     _exit(127);
   }
@@ -74,7 +75,9 @@ inline void expect_failure(const std::vector<std::string>& arguments, int status
   EXPECT_TRUE(is_complaint(outcome.err));
   for (const std::string& part : parts)
     EXPECT_NE(outcome.err.find(part), std::string::npos) << part << " in " << outcome.err;
-  if (status != 1) EXPECT_EQ(outcome.out, "");
+  if (status != 1) {
+    EXPECT_EQ(outcome.out, "");
+  }
 }
 
 // What the program prints as JSON with exit status `status`; null if it does not.

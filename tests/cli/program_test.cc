@@ -100,6 +100,12 @@ TEST(Cli, CudaInABuildWithout) {
 }
 #endif
 
+TEST(Cli, OutOfMemory) {
+  if (*SIEVEMLA_SANITIZED) GTEST_SKIP() << "a sanitizer ends the program at such an allocation";
+  // 10^16 bytes: more than an address space has.
+  expect_failure({"bench", "cpu.topk.f32.rows10000000.len268435456.k1.t1"}, 3, {"memory must suffice"});
+}
+
 TEST(Cli, AComplaintIsOneLineWhateverItQuotes) {
   expect_failure({"replay", "no\nsuch\x01 file"}, 2, {"no\\nsuch\\x01 file"});
   expect_failure({"replay", "\xFF\xFE"}, 2);

@@ -156,7 +156,7 @@ TEST_F(Replay, OtherShapes) {
   EXPECT_EQ(rows(write(t)).size(), 2u);
 }
 
-// The rope cut off: rows of 528 bytes, the same at 656, and bf16 rows of 512. One answer, whatever the row stride.
+// The rope cut off: rows of 528 bytes, the same at 656, and bf16 rows of 512.
 TEST_F(Replay, RowsWithoutRope) {
   Tensors t = small_sparse_trace();
   keep_columns(t.at("q"), 512);
@@ -165,9 +165,28 @@ TEST_F(Replay, RowsWithoutRope) {
   t["kv_bf16"] = sparse_trace().at("kv_bf16");
   keep_columns(t.at("kv_bf16"), 512);
   for (const char* name : {"out_fp8", "lse_fp8"}) t.erase(name);
-  const Json timed = rows(write(t));
-  EXPECT_EQ(timed.size(), 6u);
-  EXPECT_EQ(timed[0].at("cache"), "bf16");
+  {
+    const model::Trace trace = model::load_trace(write(t));
+    const auto& call = std::get<model::SparseMlaTrace>(trace.call);
+    ASSERT_EQ(call.caches.size(), 3u);
+    ASSERT_EQ(call.caches[1].name, "fp8");
+    const Outputs fp8 = reference_outputs(call, call.caches[1]), bf16 = reference_outputs(call, call.caches[0]);
+    for (const auto& [name, made] : {std::pair("fp8", &fp8), std::pair("padded", &fp8), std::pair("bf16", &bf16)}) {
+      t[std::string("out_") + name] = make_tensor("F32", {2, 64, 512}, made->out);
+      t[std::string("lse_") + name] = make_tensor("F32", {2, 64}, made->lse);
+    }
+  }
+  const Json checked = rows(write(t));
+  EXPECT_EQ(checked.size(), 6u);
+  for (const Json& row : checked) EXPECT_TRUE(row.at("passed")) << row;
+}
+
+// With a sink, outputs shrink and lse does not change.
+TEST_F(Replay, Sink) {
+  Tensors t = small_sparse_trace();
+  t["sink"] = make_tensor("F32", {64}, std::vector<float>(64, 1e4f));  // takes all of the softmax
+  t.at("out_fp8").bytes.assign(t.at("out_fp8").bytes.size(), '\0');
+  for (const Json& row : rows(write(t))) EXPECT_TRUE(row.at("passed")) << row;
 }
 
 // Two requests that share the cache; the second sees the pages in the same order.
@@ -197,6 +216,12 @@ TEST_F(Replay, UnquantisedKeys) {
   t["topk"] = make_tensor<std::int32_t>("I32", {2, 2}, {0, 1, -1, -1});
   t["topk_slots"] = make_tensor<std::int32_t>("I32", {2, 2}, {2, 3, -1, -1});
   for (const Json& row : rows(write(t))) EXPECT_TRUE(row.at("passed")) << row;
+}
+
+TEST_F(Replay, AFileNameNeedNotBeUtf8) {
+  const std::string path = (dir_ / "\xFF.safetensors").string();
+  fs::rename(write(indexer_trace()), path);
+  EXPECT_EQ(rows(path).size(), 4u);
 }
 
 TEST_F(Replay, BadFiles) {

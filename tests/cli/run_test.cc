@@ -63,7 +63,8 @@ TEST(CliRun, OtherFormatsBlockByBlock) {
   for (const std::string model : kModels)
     for (const auto& [kv, index] : formats) {
       SCOPED_TRACE(model + " " + kv + " " + index);
-      const Json json = json_of(check(model, {"--kv-format", kv, "--index-format", index, "--norm-eps", "hf"}), "run");
+      const Json json = json_of(
+          check(model, {"--kv-format", kv, "--index-format", index, "--norm-eps", "hf", "--threads", "1"}), "run");
       EXPECT_TRUE(json.at("check").at("passed"));
       EXPECT_FALSE(json.at("check").at("tokens_judged"));
       EXPECT_FALSE(json.at("layers").empty());
@@ -80,7 +81,7 @@ TEST(CliRun, AnotherModelsGoldenIsABadFile) {
 
 TEST(CliRun, PromptIdsAreTheGoldensPrompt) {
   const Json json = json_of({"run", golden_dir("glm5-tiny").string(), "--prompt-ids", prompt_ids("glm5-tiny"),
-                             "--norm-eps", "hf", "--page-size", "48", "--chunk", "7", "--json"},
+                             "--norm-eps", "hf", "--page-size", "48", "--chunk", "7", "--threads", "1", "--json"},
                             "run");
   EXPECT_EQ(json.at("tokens").get<std::vector<int>>(), generated("glm5-tiny"));
   EXPECT_GT(json.at("tokens_per_s"), 0);
@@ -94,7 +95,7 @@ TEST(CliRun, PromptIdsAreTheGoldensPrompt) {
 TEST(CliRun, TextIsItsBytes) {
   const std::string model = golden_dir("glm5-tiny").string();
   const auto tokens = [&](const std::string& option, const std::string& prompt) {
-    return json_of({"run", model, option, prompt, "-n", "4", "--json"}, "run").at("tokens");
+    return json_of({"run", model, option, prompt, "-n", "4", "--threads", "1", "--json"}, "run").at("tokens");
   };
   EXPECT_EQ(tokens("--prompt", "Az\n"), tokens("--prompt-ids", "65,122,10"));
   EXPECT_EQ(tokens("--prompt", "\xFF\xC3("), tokens("--prompt-ids", "255,195,40"));  // no UTF-8
@@ -127,7 +128,8 @@ TEST(CliRun, StopsAtEndOfText) {
     model.config["eos_token_id"] = eos;
     model.write(dir);
     std::vector<std::string> arguments = {
-        "run", dir.path().string(), "--prompt-ids", prompt_ids("glm5-tiny"), "--norm-eps", "hf", "--json"};
+        "run",   dir.path().string(), "--prompt-ids", prompt_ids("glm5-tiny"), "--norm-eps", "hf", "--threads", "1",
+        "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return json_of(arguments, "run").at("tokens").get<std::vector<int>>();
   };

@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "model/files.h"
+#include "model/trace.h"
+#include "sievemla/attention.h"
+#include "support/workspace.h"
 
 namespace sievemla::test {
 
@@ -52,6 +55,28 @@ inline void keep_columns(Tensor& t, std::int64_t columns) {
   for (std::size_t r = 0; r < rows; ++r) bytes += t.bytes.substr(r * row, kept);
   t.bytes = bytes;
   t.shape.back() = columns;
+}
+
+struct Outputs {
+  std::vector<float> out, lse;
+};
+// What the reference makes of one cache of a trace.
+inline Outputs reference_outputs(const model::SparseMlaTrace& call, const model::SparseMlaTrace::Cache& cache) {
+  const std::int64_t tokens = call.q.dim(0), heads = call.q.dim(1);
+  Outputs made{std::vector<float>(static_cast<std::size_t>(tokens * heads * call.latent)),
+               std::vector<float>(static_cast<std::size_t>(tokens * heads))};
+  AttentionArgs args;
+  args.q = call.q;
+  args.kv = cache.kv;
+  args.rows = Slots{call.indices, call.topk_length};
+  args.scale = call.scale;
+  args.sink = call.sink;
+  args.out = tensor(made.out.data(), {tokens, heads, call.latent});
+  args.lse = tensor(made.lse.data(), {tokens, heads});
+  const Backend backend = Backend::reference();
+  const AttentionBounds bounds{tokens, heads, call.indices.dim(1), call.latent, call.rope};
+  attention(backend, args, PoisonedWorkspace(attention_workspace_bytes(backend, bounds)));
+  return made;
 }
 
 // trace-glm5 with two query rows and one cache alone: small, for tests that want many.

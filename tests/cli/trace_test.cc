@@ -67,8 +67,8 @@ TEST(Trace, KindFollowsFromTheTensors) {
 }
 
 TEST(Trace, KindInTheMetadataDecides) {
-  refused_trace(small_sparse_trace(), {"k_pages"}, {{"kind", "indexer_trace"}});
-  refused_trace(indexer_trace(), {"indices"}, {{"kind", "sparse_mla_trace"}});
+  refused_trace(small_sparse_trace(), {"[tokens, heads, 128]", "tensor q"}, {{"kind", "indexer_trace"}});
+  refused_trace(indexer_trace(), {"[tokens, heads, latent + rope]", "tensor q"}, {{"kind", "sparse_mla_trace"}});
   refused_trace(indexer_trace(), {"sparse_mla_trace or indexer_trace", "'topk_trace' (t: __metadata__.kind)"},
                 {{"kind", "topk_trace"}});
   refused_trace({}, {"indices", "k_pages", "neither"});

@@ -13,8 +13,8 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace sievemla;
   try {
-    auto file = std::make_unique<model::SafeTensors>(
-        std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+    auto file =
+        std::make_unique<model::SafeTensors>(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
     const model::Trace trace = model::read_trace(std::move(file));
     if (const auto* mla = std::get_if<model::SparseMlaTrace>(&trace.call)) {
       for (const auto& cache : mla->caches) mla->selected(cache);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-# tests/fuzz/make_seeds.py -- seeds for the fuzzers: the goldens' files with their tensors cut down to a few rows, so that
-# a seed has hundreds of bytes instead of megabytes and keeps every name, dtype and rank.
+# tests/fuzz/make_seeds.py -- seeds for the fuzzers: the goldens' files with their tensors cut down to a few rows, so
+# that a seed has hundreds of bytes instead of megabytes and keeps every name, dtype and rank.
 #
 #   make_seeds.py tests/golden OUT        writes OUT/safetensors, OUT/config, OUT/trace
 import json

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/model/checkpoint_test.cc -- checkpoints in one file or many, in three dtypes, with every tensor where it should be.
+// tests/model/checkpoint_test.cc -- checkpoints in one file or many, in three dtypes, every tensor in its place.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -104,7 +104,8 @@ TEST(Checkpoint, WeightsInF16) {
   Model model;
   for (auto& [name, t] : model.tensors)
     if (t.dtype == "BF16") t = {"F16", t.shape, converted(t, true)};
-  // Weights below 2^-14 became zero: |change| of a logit <= 2^-14 x (activations of order 1), far below 1e-2 of the largest.
+  // Weights below 2^-14 became zero: a logit changes by 2^-14 times activations of order 1, far below 1e-2 of the
+  // largest.
   EXPECT_LT(relative_error(logits_of(model), logits_of(golden_dir("glm5-tiny"))), 1e-2);
 }
 
@@ -166,10 +167,7 @@ TEST(BadFile, MissingTensor) {
 TEST(BadFile, ExtraTensor) {
   for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.experts.4.up_proj.weight",
                            "model.layers.x.weight", "model.layers.-1.a", "model.layers.1", "extra"})
-    bad(
-        [&](Model& m) {
-          m.tensors[name] = {"F32", {1}, std::string(4, '\0')};
-        },
+    bad([&](Model& m) { m.tensors[name] = {"F32", {1}, std::string(4, '\0')}; },
         {"the model has no such tensor: got an extra tensor", std::string("tensor ") + name});
   bad([](Model& m) { m.config["first_k_dense_replace"] = 2; }, {"needs this tensor"});
 }

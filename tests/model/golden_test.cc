@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/model/golden_test.cc -- the decoder against Hugging Face transformers, and against itself in every way to run it.
+// tests/model/golden_test.cc -- the decoder against Hugging Face transformers, and against itself run otherwise.
 #include "model/golden.h"
 
 #include <gtest/gtest.h>
@@ -198,8 +198,8 @@ TEST(Golden, Fp8Indexer) { blocks_pass(KvFormat::bf16, IndexFormat::fp8); }
 TEST(Golden, Bf16Indexer) { blocks_pass(KvFormat::f32, IndexFormat::bf16); }
 TEST(Golden, Fp8CacheAndIndexer) { blocks_pass(KvFormat::fp8_ds_mla, IndexFormat::fp8); }
 
-// meta.json has the effect of rounding, simulated in double with queries rounded too. Ours keeps f32 queries, so it must
-// err no more than that, and more than a tenth of it, or nothing was rounded.
+// meta.json has the effect of rounding, simulated in double with queries rounded too. Ours keeps f32 queries, so it
+// must err no more than that (but for chance: half as much again), and more than a tenth of it, or nothing was rounded.
 TEST(Golden, RoundingIsAsLargeAsItShouldBe) {
   for (const std::string& name : kModels) {
     const Loaded m(name);
@@ -246,7 +246,7 @@ TEST(Golden, AnFp8IndexerSelectsNearlyTheSame) {
       }};
       decoder.attention_block(static_cast<int>(l), m.golden.layers[l].attn_input, {}, observer);
     }
-    // The same rule for scales, so only sums in another order move a key across the cut: a hundredth of the ids at most.
+    // The same rule for scales, so only sums in another order, which move a code by one, take a key across the cut.
     EXPECT_NEAR(static_cast<double>(same) / static_cast<double>(all), simulated, 0.01) << name;
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/pipeline/sparse_layer_test.cc -- one layer is its stages in order; it reads only what it must, and writes nothing
-// on a bad call.
+// tests/pipeline/sparse_layer_test.cc -- one layer is its stages in order; it reads only what it must, and writes
+// nothing on a bad call.
 #include <gtest/gtest.h>
 
 #include "pipeline/layer_problem.h"
