@@ -45,19 +45,27 @@ Backend Backend::cuda(int device) {
                                   "cuda:" + std::to_string(device) + " in a build without any"));
 }
 
-Backend Backend::by_name(std::string_view name, CpuOptions options) {
-  if (name == "auto") return best(options);
-  if (name == "reference") return reference();
-  if (name == "cpu") return cpu(options);
-  if (name == "cuda") return cuda(0);
-  if (name.starts_with("cuda:") && name.size() == 6 && name[5] >= '0' && name[5] <= '9') return cuda(name[5] - '0');
+namespace {
+
+Backend named(std::string_view name, CpuOptions options, const char* where) {
+  if (name == "reference") return Backend::reference();
+  if (name == "cpu") return Backend::cpu(options);
+  if (name == "cuda") return Backend::cuda(0);
+  if (name.starts_with("cuda:") && name.size() == 6 && name[5] >= '0' && name[5] <= '9')
+    return Backend::cuda(name[5] - '0');
   throw InvalidArgument(
-      error_message("a backend is one of auto, reference, cpu, cuda, cuda:0 .. cuda:9", "backend", "'", name, "'"));
+      error_message("a backend is one of auto, reference, cpu, cuda, cuda:0 .. cuda:9", where, "'", name, "'"));
+}
+
+}  // namespace
+
+Backend Backend::by_name(std::string_view name, CpuOptions options) {
+  return name == "auto" ? best(options) : named(name, options, "backend");
 }
 
 Backend Backend::best(CpuOptions options) {
   if (const char* forced = std::getenv("SIEVEMLA_BACKEND"); forced && *forced && std::string_view(forced) != "auto")
-    return by_name(forced, options);
+    return named(forced, options, "SIEVEMLA_BACKEND");
   return cpu(options);
 }
 

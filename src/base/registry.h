@@ -35,19 +35,25 @@ struct Kernel {
   std::int64_t (*workspace_bytes)(const Backend&, const Bounds&);  // null = none
 };
 
+// What keeps a row from serving the call, in words; "" = nothing.
+template <class Args, class Bounds>
+std::string lack_of(const Kernel<Args, Bounds>& row, const Args& args) {
+  if (row.runs_here && !row.runs_here()) return std::string("this machine lacks ") + row.needs;
+  return row.lacks ? row.lacks(args) : std::string();
+}
+
 // The first row of the backend that runs here and serves the arguments; else Unsupported with each row's reason.
+// Nothing is allocated unless it throws (a `lacks` answers "" or a reason).
 template <class Args, class Bounds>
 const Kernel<Args, Bounds>& pick(std::span<const Kernel<Args, Bounds>> rows, const Backend& backend, const Args& args,
                                  const char* where) {
+  for (const auto& row : rows)
+    if (row.backend == backend.kind() && (!row.runs_here || row.runs_here()) && (!row.lacks || row.lacks(args).empty()))
+      return row;
   std::string reasons;
-  for (const auto& row : rows) {
-    if (row.backend != backend.kind()) continue;
-    std::string lack = row.runs_here && !row.runs_here() ? std::string("this machine lacks ") + row.needs
-                       : row.lacks                       ? row.lacks(args)
-                                                         : std::string();
-    if (lack.empty()) return row;
-    reasons += (reasons.empty() ? "" : "; ") + std::string(row.name) + ": " + lack;
-  }
+  for (const auto& row : rows)
+    if (row.backend == backend.kind())
+      reasons += (reasons.empty() ? "" : "; ") + std::string(row.name) + ": " + lack_of(row, args);
   if (reasons.empty()) reasons = "no kernel in this build";
   throw Unsupported(error_message("a kernel must serve the call on backend " + backend.name(), where, reasons));
 }

@@ -156,11 +156,11 @@ TEST(BadArgument, Select) {
   };
   const Bad bads[] = {
       {"logits must be absent", [](SelectArgs& a) { a.score.logits = a.score.weights; }},
-      {"budget must not be negative", [](SelectArgs& a) { a.score_budget_bytes = -1; }},
+      {"the score budget must be 0 to 2^40 bytes: got -1", [](SelectArgs& a) { a.score_budget_bytes = -1; }},
       {"positions or slots", [](SelectArgs& a) { a.positions = a.slots = {}; }},
-      {"must not be negative", [](SelectArgs& a) { a.width = -1; }},
+      {"the width must be 0 to 2^40: got -1", [](SelectArgs& a) { a.width = -1; }},
       {"length must not exceed the width", [](SelectArgs& a) { a.width = 4; }},
-      {"index_scores: q", [](SelectArgs& a) { a.score.q = {}; }},
+      {"select: score.q", [](SelectArgs& a) { a.score.q = {}; }},
       {"exactly one of paged and contiguous", [](SelectArgs& a) { a.score.paged = {}; }},
       {"topk: positions", [](SelectArgs& a) { a.positions.dtype = DType::i64; }},
       {"same requests", [](SelectArgs& a) { a.map.block_table.shape = {1, 4}; }},

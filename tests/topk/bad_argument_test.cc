@@ -67,6 +67,9 @@ void run_topk(const Backend& backend, Call& call) {
 const Bad kBadTopk[] = {
     {"scores absent", "topk: scores", [](Call& c) { c.topk_args.scores = {}; }},
     {"scores of rank 1", "topk: scores", [](Call& c) { c.topk_args.scores = tensor(c.scores.data(), {40}); }},
+    {"rank beyond all", "rank 1000000", [](Call& c) { c.topk_args.scores.rank = 1000000; }},
+    {"positions overlap", "must not overlap", [](Call& c) { c.topk_args.positions.stride[0] = 4; }},
+    {"slots overlap", "must not overlap", [](Call& c) { c.topk_args.slots.stride[0] = 0; }},
     {"scores not f32", "must be f32", [](Call& c) { c.topk_args.scores.dtype = DType::bf16; }},
     {"scores not contiguous", "contiguous", [](Call& c) { c.topk_args.scores.stride[1] = 2; }},
     {"width over 32 bits", "width must fit 32 bits",
@@ -93,7 +96,7 @@ const Bad kBadTopk[] = {
      }},
     {"row_request of other rows", "map.row_request", [](Call& c) { c.topk_args.map.row_request.shape[0] = 2; }},
     {"another device", "device", [](Call& c) { c.topk_args.positions.device = {DeviceType::cuda, 0}; }},
-    {"workspace too small", "the workspace must hold", [](Call& c) { c.workspace_short = 1; }},
+    {"workspace too small", "workspace must be large enough", [](Call& c) { c.workspace_short = 1; }},
 };
 
 TEST(BadArgument, Topk) {

@@ -187,13 +187,15 @@ void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
 
   for (std::int64_t first = 0; first < tokens; first += b.wave) {
     const std::int64_t n = std::min(b.wave, tokens - first);
+    const auto merge_head = [&](std::int64_t t, std::int64_t head) {
+      merge(args, rows, first + t, head, [&](std::int64_t c) { return partial(t * b.chunks + c); });
+    };
     cpu::parallel_for(exec.backend, n * b.chunks, [&](std::int64_t i, int w) {
       attend(args, rows, first + i / b.chunks, i % b.chunks, worker(w), partial(i));
+      for (std::int64_t head = 0; b.chunks == 1 && head < heads; ++head) merge_head(i, head);
     });
-    cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int) {
-      merge(args, rows, first + i / heads, i % heads,
-            [&](std::int64_t c) { return partial(i / heads * b.chunks + c); });
-    });
+    if (b.chunks > 1)
+      cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int) { merge_head(i / heads, i % heads); });
   }
 }
 
