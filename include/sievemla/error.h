@@ -4,6 +4,8 @@
 //
 // The type says who is at fault; the message reads "<rule>: got <value> (<where>)".
 #pragma once
+#include <array>
+#include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -36,9 +38,35 @@ struct DeviceError : Error {
   using Error::Error;
 };
 
+// Where a value stands, in up to four pieces that are joined only when a message is made: a good call allocates nothing.
+// It keeps views, so the pieces have to outlive it.
+class Where {
+ public:
+  constexpr Where(const char* piece) : pieces_{piece} {}
+  constexpr Where(std::string_view piece) : pieces_{piece} {}
+  Where(const std::string& piece) : pieces_{piece} {}
+
+  constexpr Where operator+(std::string_view piece) const {
+    Where longer = *this;
+    for (std::string_view& free : longer.pieces_) {
+      if (!free.empty()) continue;
+      free = piece;
+      break;
+    }
+    return longer;
+  }
+  friend std::ostream& operator<<(std::ostream& out, const Where& where) {
+    for (const std::string_view piece : where.pieces_) out << piece;
+    return out;
+  }
+
+ private:
+  std::array<std::string_view, 4> pieces_;
+};
+
 // "<rule>: got <got...> (<where>)"
 template <class... Got>
-std::string error_message(std::string_view rule, std::string_view where, const Got&... got) {
+std::string error_message(std::string_view rule, const Where& where, const Got&... got) {
   std::ostringstream text;
   text << rule << ": got ";
   (text << ... << got);
@@ -48,7 +76,7 @@ std::string error_message(std::string_view rule, std::string_view where, const G
 
 // Throws InvalidArgument("<rule>: got <got...> (<where>)") unless `ok`. Host code only, before any launch.
 template <class... Got>
-void expects(bool ok, std::string_view rule, std::string_view where, const Got&... got) {
+void expects(bool ok, std::string_view rule, const Where& where, const Got&... got) {
   if (!ok) throw InvalidArgument(error_message(rule, where, got...));
 }
 

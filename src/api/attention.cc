@@ -19,7 +19,7 @@ namespace {
 using stage::attention::Rows;
 
 // Sizes within which a workspace's bytes fit 63 bits.
-void check_bounds(const AttentionBounds& b, std::string_view where) {
+void check_bounds(const AttentionBounds& b, const Where& where) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   constexpr int kMostWidth = 65536;
   expects(b.tokens >= 0 && b.tokens <= kMost, "tokens must be 0 to 2^40", where, b.tokens);

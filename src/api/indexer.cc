@@ -4,7 +4,7 @@
 #include "sievemla/indexer.h"
 
 #include <cmath>
-#include <string>
+#include <string_view>
 
 #include "api/checks.h"
 #include "api/rules.h"
@@ -23,11 +23,11 @@ using api::kAny;
 // Index tensors hold device memory on cuda; where the host can read them, their values are checked before any write.
 bool host(const Backend& backend) { return backend.kind() != BackendKind::cuda; }
 
-void check_index(std::int64_t value, std::int64_t limit, const char* rule, const std::string& where, std::int64_t at) {
+void check_index(std::int64_t value, std::int64_t limit, const char* rule, const Where& where, std::int64_t at) {
   expects(value >= 0 && value < limit, rule, where, value, " at ", at, ", limit ", limit);
 }
 
-void check_rope(const Backend& backend, const Rope& rope, std::int64_t tokens, const std::string& where) {
+void check_rope(const Backend& backend, const Rope& rope, std::int64_t tokens, const Where& where) {
   expects(rope.style == RopeStyle::half_split || rope.style == RopeStyle::interleaved || rope.style == RopeStyle::none,
           "the indexer's rope style must be said: half_split (DeepSeek-V3.2), interleaved (GLM-5, 5.1, 5.2) or none "
           "(GLM-5.3-Flash)",
@@ -37,14 +37,14 @@ void check_rope(const Backend& backend, const Rope& rope, std::int64_t tokens, c
   check_tensor(backend, rope.cos_sin, {kAny, kIndexRope}, {DType::f32, DType::bf16}, where + ".cos_sin");
 }
 
-void check_position(const Rope& rope, std::int64_t token, const std::string& where) {
+void check_position(const Rope& rope, std::int64_t token, const Where& where) {
   if (rope.style == RopeStyle::none) return;
   check_index(base::load_int(rope.positions, token), rope.cos_sin.dim(0), "a position must be in [0, max_position)",
               where + ".positions", token);
 }
 
 // The keys' dtype.
-DType check_keys(const Backend& backend, const IndexScoreArgs& args, std::int64_t rows, const std::string& where) {
+DType check_keys(const Backend& backend, const IndexScoreArgs& args, std::int64_t rows, const Where& where) {
   const bool paged{args.paged.cache.pages}, contiguous{args.contiguous.keys};
   expects(paged != contiguous, "exactly one of paged and contiguous keys must be given", where + "paged, contiguous",
           paged ? "both" : "neither");
@@ -69,7 +69,7 @@ DType check_keys(const Backend& backend, const IndexScoreArgs& args, std::int64_
 }
 
 // The values that say which keys a row sees.
-void check_row(const IndexScoreArgs& args, std::int64_t t, const std::string& where) {
+void check_row(const IndexScoreArgs& args, std::int64_t t, const Where& where) {
   const std::int64_t length = base::load_int(args.lengths, t), width = args.logits.dim(1);
   if (length <= 0) return;  // a padded row may hold anything
   expects(length <= width, "a length must not exceed the width of logits", where + "lengths", length, " in row ", t,
@@ -100,7 +100,7 @@ std::string_view name_of(RopeStyle style) {
 namespace api {
 
 const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const WriteIndexKeysArgs& args) {
-  const std::string where = "write_index_keys: ";
+  const Where where = "write_index_keys: ";
   check_tensor(backend, args.k, {kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "k");
   check_tensor(backend, args.norm_weight, {kIndexDim}, {DType::f32, DType::bf16}, where + "norm_weight");
   check_tensor(backend, args.norm_bias, {kIndexDim}, {DType::f32, DType::bf16}, where + "norm_bias");
@@ -116,7 +116,7 @@ const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const 
 }
 
 const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args) {
-  const std::string where = "index_queries: ";
+  const Where where = "index_queries: ";
   check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "q");
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
   expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
@@ -131,7 +131,7 @@ const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const In
 
 const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args,
                                                Workspace workspace) {
-  const std::string where = "index_scores: ";
+  const Where where = "index_scores: ";
   check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "q");
   check_contiguous_rows(args.q, where + "q");
   const std::int64_t rows = args.q.dim(0), heads = args.q.dim(1);

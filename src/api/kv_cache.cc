@@ -13,7 +13,7 @@ namespace {
 
 // A dense row-wise tensor of the call: row stride free, last dimension contiguous.
 void check_rows(const Backend& backend, const TensorView& view, std::int64_t rows, std::int64_t width,
-                std::initializer_list<DType> dtypes, std::string_view where) {
+                std::initializer_list<DType> dtypes, const Where& where) {
   api::check_tensor(backend, view, {rows, width}, dtypes, where);
   api::check_contiguous_rows(view, where);
 }

@@ -56,7 +56,7 @@ const BadCall kBad[] = {
        for (TensorView* view : {&args.q, &args.out, &args.lse}) view->shape[1] = kTooMany, view->stride[1] = 0;
      }},
     {"kv_dtype", "attention: kv", [](AttentionArgs& args) { args.kv.pages.dtype = DType::u8; }},
-    {"kv_row_too_short", "must hold a row of 576", [](AttentionArgs& args) { args.kv.pages.shape[2] = 575; }},
+    {"kv_row_too_short", "must hold a row: got", [](AttentionArgs& args) { args.kv.pages.shape[2] = 575; }},
     {"kv_width", "[*, *, 577]",
      [](AttentionArgs& args) {
        args.kv.rope = 65;

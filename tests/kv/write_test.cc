@@ -280,7 +280,7 @@ TEST_F(BadWrite, Dtypes) {
 TEST_F(BadWrite, CacheGeometry) {
   WriteLatentArgs bad = good;
   bad.cache.rope = 0;
-  refuses("a row of fp8_ds_mla has a rope of 64", bad);
+  refuses("a row of fp8_ds_mla has 64", bad);
   bad = good;
   bad.cache.format = KvFormat::fp8_nope;
   bad.cache.rope = 0;

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// tests/pipeline/launch_test.cc -- no stage allocates once it is called: every operator new of this program is counted.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "sievemla/sievemla.h"
+#include "support/allocations.h"
+#include "support/random.h"
+
+namespace sievemla::test {
+namespace {
+
+// Everything a layer with its own indexer reads and writes, made before the count starts.
+struct Layer {
+  static constexpr int kTokens = 3, kHeads = 4, kIndexHeads = 4, kPages = 4, kPage = 16, kTopk = 20;
+  Random random{7};
+  std::vector<float> latent = random.f32s(kTokens * 512), rope = random.f32s(kTokens * 64),
+                     k = random.f32s(kTokens * 128), norm = random.f32s(128),
+                     index_q = random.f32s(kTokens * kIndexHeads * 128),
+                     index_weights = random.f32s(kTokens * kIndexHeads), cos_sin = random.f32s(64 * 64),
+                     q = random.f32s(kTokens * kHeads * 576), out = std::vector<float>(kTokens * kHeads * 512),
+                     lse = std::vector<float>(kTokens * kHeads),
+                     out_weights = std::vector<float>(kTokens * kIndexHeads);
+  std::vector<std::uint8_t> rows = std::vector<std::uint8_t>(kPages * kPage * 656),
+                            keys = std::vector<std::uint8_t>(kPages * kPage * 132),
+                            out_q = std::vector<std::uint8_t>(kTokens * kIndexHeads * 128);
+  std::vector<std::int32_t> slots{30, 31, 0}, positions{30, 31, 32}, lengths{31, 32, 33}, table{3, 1, 0, 2},
+      selected_positions = std::vector<std::int32_t>(kTokens * kTopk),
+      selected_slots = std::vector<std::int32_t>(kTokens * kTopk);
+
+  SparseLayerArgs args() {
+    const KvCache cache{KvFormat::fp8_ds_mla, 512, 64, tensor(rows.data(), {kPages, kPage, 656})};
+    const IndexCache index{IndexFormat::fp8, tensor(keys.data(), {kPages, kPage, 132})};
+    const Rope turn{RopeStyle::interleaved, tensor(positions.data(), {kTokens}), tensor(cos_sin.data(), {64, 64})};
+    const TensorView block_table = tensor(table.data(), {1, kPages});
+    SparseLayerArgs layer;
+    layer.latent = {.latent = tensor(latent.data(), {kTokens, 512}),
+                    .rope = tensor(rope.data(), {kTokens, 64}),
+                    .slots = tensor(slots.data(), {kTokens}),
+                    .cache = cache};
+    SparseLayerArgs::Indexer& indexer = layer.indexer.emplace();
+    indexer.keys = {.k = tensor(k.data(), {kTokens, 128}),
+                    .norm_weight = tensor(norm.data(), {128}),
+                    .norm_bias = tensor(norm.data(), {128}),
+                    .rope = turn,
+                    .slots = tensor(slots.data(), {kTokens}),
+                    .cache = index};
+    indexer.queries = {.q = tensor(index_q.data(), {kTokens, kIndexHeads, 128}),
+                       .weights = tensor(index_weights.data(), {kTokens, kIndexHeads}),
+                       .weight_scale = 0.1f,
+                       .rope = turn,
+                       .out_q = tensor(out_q.data(), {kTokens, kIndexHeads, 128}),
+                       .out_weights = tensor(out_weights.data(), {kTokens, kIndexHeads})};
+    SelectArgs& select = indexer.select;
+    select.score.q = indexer.queries.out_q;
+    select.score.weights = indexer.queries.out_weights;
+    select.score.paged = {.cache = index, .block_table = block_table, .row_request = {}};
+    select.score.lengths = tensor(lengths.data(), {kTokens});
+    select.width = 33;
+    select.positions = tensor(selected_positions.data(), {kTokens, kTopk});
+    select.slots = tensor(selected_slots.data(), {kTokens, kTopk});
+    select.map = {.block_table = block_table, .row_request = {}, .page_size = kPage};
+    layer.attention.q = tensor(q.data(), {kTokens, kHeads, 576});
+    layer.attention.kv = cache;
+    layer.attention.rows = Slots{select.slots, {}};
+    layer.attention.scale = 0.06f;
+    layer.attention.out = tensor(out.data(), {kTokens, kHeads, 512});
+    layer.attention.lse = tensor(lse.data(), {kTokens, kHeads});
+    return layer;
+  }
+};
+
+class Launch : public testing::TestWithParam<const char*> {};
+
+TEST_P(Launch, NeverAllocates) {
+  const Backend backend = Backend::by_name(GetParam());
+  Layer layer;
+  const SparseLayerArgs args = layer.args();
+  const SparseLayerBounds bounds{.select = {Layer::kTokens, Layer::kIndexHeads, 33, Layer::kTopk},
+                                 .attention = {Layer::kTokens, Layer::kHeads, Layer::kTopk, 512, 64}};
+  const std::int64_t bytes = sparse_layer_workspace_bytes(backend, bounds);
+  std::vector<std::byte> memory(static_cast<std::size_t>(bytes + kWorkspaceAlign));
+  void* start = memory.data();
+  std::size_t space = memory.size();
+  const Workspace workspace{std::align(kWorkspaceAlign, static_cast<std::size_t>(bytes), start, space), bytes};
+
+  const std::vector<float> parts = layer.random.f32s(2 * Layer::kTokens * Layer::kHeads * 512),
+                           part_lse = layer.random.f32s(2 * Layer::kTokens * Layer::kHeads);
+  CombineArgs merge;
+  merge.partial_out = tensor(parts.data(), {2, Layer::kTokens, Layer::kHeads, 512});
+  merge.partial_lse = tensor(part_lse.data(), {2, Layer::kTokens, Layer::kHeads});
+  merge.out = args.attention.out;
+  const GatherLatentArgs gather{
+      .cache = args.latent.cache, .slots = args.latent.slots, .out = tensor(layer.q.data(), {Layer::kTokens, 576})};
+
+  const long before = allocations();
+  sparse_layer(backend, args, workspace);
+  combine(backend, merge);
+  gather_latent(backend, gather);
+  positions_to_slots(backend, args.indexer->select.positions, args.indexer->select.map, args.indexer->select.slots);
+  EXPECT_EQ(allocations() - before, 0);
+
+  const float* made = new float(1);  // the counter counts
+  EXPECT_EQ(allocations() - before, 1);
+  delete made;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Launch, testing::Values("reference", "cpu"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace sievemla::test

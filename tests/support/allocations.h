@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// tests/support/allocations.h -- how often this program has called operator new. A test that links allocations.cc has it.
+#pragma once
+
+namespace sievemla::test {
+
+long allocations();
+
+}  // namespace sievemla::test
