@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
 
 #include "cli/options.h"
 #include "cli/output.h"
@@ -18,6 +19,8 @@ constexpr const char* kExits = R"(exit status
   2  wrong use, a bad file, or a request that no kernel here serves
   3  the device refused, or memory ran out
 Every failure is one line on stderr: sievemla: <rule>: got <what> (<where>).)";
+
+constexpr const char* kNoMemory = "memory must suffice for the request: got an allocation that failed (host)";
 
 struct Command {
   CLI::App* app;
@@ -96,7 +99,9 @@ int guarded(int argc, char** argv) {
   } catch (const DeviceError& error) {
     return fail(kDevice, error.what());
   } catch (const std::bad_alloc&) {
-    return fail(kDevice, error_message("memory must suffice for the request", "host", "an allocation that failed"));
+    return fail(kDevice, kNoMemory);
+  } catch (const std::length_error&) {  // a container beyond all memory there can be
+    return fail(kDevice, kNoMemory);
   } catch (const std::exception& error) {
     return fail(kWrongUse, error.what());
   }

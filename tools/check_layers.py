@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Room -> the rooms it may include, beside itself. A stage never includes another stage; they meet in api. The kernels of
-# src/kv, which write and gather rows, are the room `write`: a stage like the others, on top of the row types.
+# Room -> the rooms it may include, beside itself. A stage never includes another stage; they meet in api. The kernels
+# of src/kv, which write and gather rows, are the room `write`: a stage like the others, on top of the row types.
 STAGES = {stage: {"cpu", "cuda", "kv", "base", "include"} for stage in "write indexer topk attention combine".split()}
 LAYERS = {
     "include": set(),
@@ -33,7 +33,8 @@ SYSTEM = {
 }
 NEVER_INCLUDED = {"iostream", "ranges", "format", "print", "cassert", "ctime", "csignal"}
 NEVER_CALLED = re.compile(
-    r"(?<![\w.>])(?:std::|::)?(abort|_?exit|_Exit|quick_exit|terminate|v?f?printf|f?puts|putchar|perror|assert|system)\s*\("
+    r"(?<![\w.>])(?:std::|::)?"
+    r"(abort|_?exit|_Exit|quick_exit|terminate|v?f?printf|f?puts|putchar|perror|assert|system)\s*\("
     r"|std::(cout|cerr|clog)\b")
 MACRO = re.compile(r"^\s*#\s*define\b")
 

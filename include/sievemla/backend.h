@@ -66,11 +66,11 @@ void workspace_init(const Backend& backend, Workspace workspace, Stream stream =
 
 // One row per kernel of this build, whether or not it can run on this machine.
 struct KernelInfo {
-  std::string_view stage;    // write | indexer | topk | attention | combine
-  std::string_view name;     // unique, e.g. "attention_cpu_portable"
+  std::string_view stage;  // write | indexer | topk | attention | combine
+  std::string_view name;   // unique, e.g. "attention_cpu_portable"
   BackendKind backend;
-  bool runs_here;            // the processor or device has what it needs
-  std::string_view needs;    // what that is, empty = nothing special
+  bool runs_here;          // the processor or device has what it needs
+  std::string_view needs;  // what that is, empty = nothing special
 };
 std::vector<KernelInfo> kernels();
 

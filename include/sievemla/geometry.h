@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// include/sievemla/geometry.h -- the sizes of the models this library knows; one table row each in src/model/geometries.h.
+// include/sievemla/geometry.h -- the sizes of the models this library knows; the table is src/model/geometries.h.
 #pragma once
 #include <span>
 #include <string_view>
@@ -17,7 +17,7 @@ struct Geometry {
   int latent, rope;             // cache row: latent | rope
   int nope, v;                  // per-head widths outside the kernel; softmax scale = (nope + rope)^-0.5 before yarn
   int index_heads, index_topk;
-  int index_kpool;              // tokens per indexer key, 1 = none pooled
+  int index_kpool;  // tokens per indexer key, 1 = none pooled
   RopeStyle index_rope;
 };
 

@@ -40,12 +40,12 @@ struct WriteIndexKeysArgs {
   TensorView norm_bias;    // [128] f32 or bf16: this is a LayerNorm, with mean and bias
   float norm_eps = 1e-6f;  // 1e-6 whatever the model's RMSNorm eps is
   Rope rope;
-  TensorView slots;        // [tokens] i32 or i64; < 0 skipped, >= cache.slots() InvalidArgument on host backends
-  IndexCache cache;        // written in place
+  TensorView slots;  // [tokens] i32 or i64; < 0 skipped, >= cache.slots() InvalidArgument on host backends
+  IndexCache cache;  // written in place
   ScaleRule scale = ScaleRule::power_of_two;  // fp8 only; engines write powers of two
 };
-// key = rope(LayerNorm(k)); fp8: one scale per key = max(amax, 1e-4) / 448, codes = e4m3(key / scale). A key that holds a
-// NaN or an infinity stores scale NaN.
+// key = rope(LayerNorm(k)); fp8: one scale per key = max(amax, 1e-4) / 448, codes = e4m3(key / scale). A key that holds
+// a NaN or an infinity stores scale NaN.
 void write_index_keys(const Backend& backend, const WriteIndexKeysArgs& args, Stream stream = {});
 
 // ---- query side -------------------------------------------------------------------------------------
@@ -82,15 +82,15 @@ struct ContiguousKeys {
 struct IndexScoreArgs {
   TensorView q;        // [rows, heads, 128] f32, bf16 or u8 = e4m3; u8 goes with fp8 keys
   TensorView weights;  // [rows, heads] f32, all factors included (IndexQueryArgs::out_weights)
-  PagedKeys paged;             // exactly one of the two is given
+  PagedKeys paged;     // exactly one of the two is given
   ContiguousKeys contiguous;
   TensorView lengths;  // [rows] i32: how many keys the row sees. <= 0: none. With contiguous keys: end - start.
   TensorView logits;   // [rows, width] f32, row stride free, width >= the longest length
   bool fill = true;    // write -inf to columns at and past the length; false: they are left as they are
 };
-// A length above `width` is InvalidArgument on host backends and clamped on cuda. A key whose page lies outside the block
-// table, or whose physical page is outside the cache, scores -inf. Scores are a pure function of the row: equal bits
-// on every call, batch and split.
+// A length above `width` is InvalidArgument on host backends and clamped on cuda. A key whose page lies outside the
+// block table, or whose physical page is outside the cache, scores -inf. Scores are a pure function of the row: equal
+// bits on every call, batch and split.
 void index_scores(const Backend& backend, const IndexScoreArgs& args, Workspace workspace, Stream stream = {});
 
 struct IndexScoreBounds {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// include/sievemla/kv_cache.h -- before stage 1: write the rows of new tokens into the latent cache, and read rows back.
+// include/sievemla/kv_cache.h -- before stage 1: write new tokens' rows into the latent cache, and read rows back.
 //
 //   hidden -> [kv: write] per new token: latent row (here), indexer key (indexer.h)
 //
@@ -20,8 +20,8 @@ struct WriteLatentArgs {
   ScaleRule scale = ScaleRule::arbitrary;  // fp8 rows only
 };
 // Quantises and scatters. fp8 rows: per group of 128 latent values, scale = amax / 448 (1 for an all-zero group), codes
-// = e4m3(value / scale), round to nearest even, saturating. A group that holds a NaN or an infinity stores scale NaN, so
-// that its scores and outputs are NaN on every backend. Throws InvalidArgument, Unsupported.
+// = e4m3(value / scale), round to nearest even, saturating. A group that holds a NaN or an infinity stores scale NaN,
+// so that its scores and outputs are NaN on every backend. Throws InvalidArgument, Unsupported.
 void write_latent(const Backend& backend, const WriteLatentArgs& args, Stream stream = {});
 
 struct GatherLatentArgs {

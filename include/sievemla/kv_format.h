@@ -36,16 +36,17 @@ struct KvCache {
   KvFormat format = KvFormat::bf16;
   int latent = 512;
   int rope = 64;     // 0: the row holds the latent alone (GLM-5.3-Flash)
-  TensorView pages;  // [pages, page_size, row] of info(format).storage, row >= row elements (u8: row bytes). Any page and
-                     // row stride: other layers' pages may lie between, rows may be padded (fp8_nope in 656 B rows).
+  TensorView pages;  // [pages, page_size, row] of info(format).storage, row >= row elements (u8: row bytes). Any page
+                     // and row stride: other layers' pages may lie between, rows may be padded (fp8_nope in 656 B
+                     // rows).
   std::int64_t page_size() const { return pages.dim(1); }
   std::int64_t slots() const { return pages.dim(0) * pages.dim(1); }
 };
 
 // ---- indexer key cache: one key of 128 per token ----------------------------------------------------
 
-inline constexpr int kIndexDim = 128;      // width of an indexer head and key
-inline constexpr int kIndexKeyBytes = 132; // fp8: 128 e4m3 + one f32 scale
+inline constexpr int kIndexDim = 128;       // width of an indexer head and key
+inline constexpr int kIndexKeyBytes = 132;  // fp8: 128 e4m3 + one f32 scale
 
 enum class IndexFormat : std::uint8_t { f32, bf16, fp8 };
 std::string_view name_of(IndexFormat format);

@@ -21,11 +21,11 @@ inline constexpr std::int64_t kScoreBudgetBytes = std::int64_t{64} << 20;
 // Scores and selection together, in a fixed byte budget at any context length: the rows go through in chunks. The
 // result does not depend on the budget.
 struct SelectArgs {
-  IndexScoreArgs score;     // `logits` stays absent
-  std::int64_t width = 0;   // the longest length
-  TensorView positions;     // as TopkArgs
-  TensorView slots;         // as TopkArgs
-  SlotMap map;              // as TopkArgs
+  IndexScoreArgs score;                                 // `logits` stays absent
+  std::int64_t width = 0;                               // the longest length
+  TensorView positions;                                 // as TopkArgs
+  TensorView slots;                                     // as TopkArgs
+  SlotMap map;                                          // as TopkArgs
   std::int64_t score_budget_bytes = kScoreBudgetBytes;  // of logits at a time; at least one row is always taken
 };
 void select(const Backend& backend, const SelectArgs& args, Workspace workspace, Stream stream = {});

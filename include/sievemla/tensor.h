@@ -58,7 +58,7 @@ struct Stream {
 // Memory that the caller provides for intermediate results. Sizes come from the *_workspace_bytes functions. On cuda a
 // workspace starts with tickets, so it has to pass through workspace_init once, and serves one stream at a time.
 struct Workspace {
-  void* data = nullptr;       // aligned to kWorkspaceAlign
+  void* data = nullptr;  // aligned to kWorkspaceAlign
   std::int64_t bytes = 0;
 };
 inline constexpr std::int64_t kWorkspaceAlign = 256;
@@ -86,14 +86,12 @@ struct TensorView {
 };
 
 namespace detail {
-template <class T>
-struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<f16> { static constexpr DType value = DType::f16; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
+constexpr DType dtype_of(const float*) { return DType::f32; }
+constexpr DType dtype_of(const bf16*) { return DType::bf16; }
+constexpr DType dtype_of(const f16*) { return DType::f16; }
+constexpr DType dtype_of(const std::uint8_t*) { return DType::u8; }
+constexpr DType dtype_of(const std::int32_t*) { return DType::i32; }
+constexpr DType dtype_of(const std::int64_t*) { return DType::i64; }
 }  // namespace detail
 
 // A contiguous view of `shape` at `data`; the dtype follows from the pointer.
@@ -101,7 +99,7 @@ template <class T>
 TensorView tensor(const T* data, std::initializer_list<std::int64_t> shape, Device device = {}) {
   TensorView view;
   view.data = const_cast<T*>(data);
-  view.dtype = detail::DTypeOf<T>::value;
+  view.dtype = detail::dtype_of(data);
   view.device = device;
   view.rank = static_cast<int>(shape.size());
   std::size_t i = 0;

@@ -127,9 +127,8 @@ void check_row_request(const Backend& backend, const TensorView& row_request, st
   if (row_request) {
     check_tensor(backend, row_request, {rows}, {DType::i32}, where);
   } else if (rows > 0) {
-    expects(requests > 0 && rows % requests == 0,
-            "without row_request the rows must divide evenly among the requests", where, rows, " rows, ", requests,
-            " requests");
+    expects(requests > 0 && rows % requests == 0, "without row_request the rows must divide evenly among the requests",
+            where, rows, " rows, ", requests, " requests");
   }
 }
 
@@ -147,8 +146,8 @@ void check_slot_map(const Backend& backend, const SlotMap& map, std::int64_t row
 void check_workspace(Workspace workspace, std::int64_t needed, std::string_view where) {
   expects(workspace.bytes >= needed, "the workspace must hold " + std::to_string(needed) + " bytes", where,
           workspace.bytes);
-  expects(needed == 0 || (workspace.data != nullptr &&
-                          reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlign == 0),
+  expects(needed == 0 ||
+              (workspace.data != nullptr && reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlign == 0),
           "the workspace must be aligned to 256 bytes", where, workspace.data);
 }
 

@@ -21,9 +21,9 @@ inline constexpr std::int64_t kAny = -1;
 // "[3, 64, 576] bf16"
 std::string describe(const TensorView& view);
 
-// A tensor the call needs: rank and extents (kAny: free), one of `dtypes`, extents and strides that are not negative and
-// whose byte offsets fit 63 bits, data not null unless an extent is 0, on the backend's device. An f16 tensor that is not
-// in `dtypes` is Unsupported, and the message names --dtype bfloat16.
+// A tensor the call needs: rank and extents (kAny: free), one of `dtypes`, extents and strides that are not negative
+// and whose byte offsets fit 63 bits, data not null unless an extent is 0, on the backend's device. An f16 tensor that
+// is not in `dtypes` is Unsupported, and the message names --dtype bfloat16.
 void check_tensor(const Backend& backend, const TensorView& view, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DType> dtypes, std::string_view where);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/api/rules.h -- whether a call is right and which kernel serves it, apart from making it: the pipeline asks about all
-// its stages before the first of them writes.
+// src/api/rules.h -- whether a call is right and which kernel serves it, apart from making it: the pipeline asks about
+// all its stages before the first of them writes.
 #pragma once
 #include "attention/registry.h"
 #include "indexer/registry.h"

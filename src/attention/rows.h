@@ -6,7 +6,8 @@
 //     if (slot = rows.slot(token, lane); slot >= 0) ... load_row(cache, slot) ...
 //
 // A slot list is a virtual block table [requests, q_len, topk] whose pages are single rows; a block table is a list
-// [requests, 1 (repeated q_len times), max_pages] of pages. Both become `table`, with a page size and a number of pages.
+// [requests, 1 (repeated q_len times), max_pages] of pages. Both become `table`, with a page size and a number of
+// pages.
 #pragma once
 #include <cstdint>
 #include <variant>

@@ -15,7 +15,7 @@ enum class Fault {
   k_norm_without_mean,
   k_norm_without_bias,
   no_relu,
-  dense,                 // attends to every visible position
+  dense,  // attends to every visible position
   no_yarn,
   no_mscale,
   no_expert_groups,

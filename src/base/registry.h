@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/base/registry.h -- a stage's kernels as data: one row each, best first. Dispatch, info, verify, bench and tests all
-// read the same rows.
+// src/base/registry.h -- a stage's kernels as data: one row each, best first. Dispatch, info, verify, bench and tests
+// all read the same rows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct NoBounds {};
 
 template <class Args, class Bounds = NoBounds>
 struct Kernel {
-  const char* name;     // unique in the program: "<function>_<backend>[_<isa or arch>]"
+  const char* name;  // unique in the program: "<function>_<backend>[_<isa or arch>]"
   BackendKind backend;
   const char* needs;    // what the machine must have, in words; "" = nothing special
   bool (*runs_here)();  // null = always
@@ -33,6 +33,9 @@ struct Kernel {
   std::string (*lacks)(const Args&);
   void (*run)(const Args&, const Exec&);
   std::int64_t (*workspace_bytes)(const Backend&, const Bounds&);  // null = none
+  // How far its outputs may lie from the reference's (base/compare.h), where its arithmetic is coarser than what is usual
+  // on its backend.
+  double error = 0;
 };
 
 // The first row of the backend that runs here and serves the arguments; else Unsupported with each row's reason.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/base/scratch.h -- cuts a workspace into arrays. The same constructor of a kernel's scratch struct, run on a Scratch
-// without memory, says how many bytes it needs: a layout is written once.
+// src/base/scratch.h -- cuts a workspace into arrays. The same constructor of a kernel's scratch struct, run on a
+// Scratch without memory, says how many bytes it needs: a layout is written once.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -54,7 +54,8 @@ inline void store_f32(const TensorView& v, float x, std::int64_t i, std::int64_t
 }
 
 // Which request row t of `rows` belongs to: by the tensor, or dealt evenly.
-inline std::int64_t request_of(const TensorView& row_request, std::int64_t t, std::int64_t rows, std::int64_t requests) {
+inline std::int64_t request_of(const TensorView& row_request, std::int64_t t, std::int64_t rows,
+                               std::int64_t requests) {
   return row_request ? load_int(row_request, t) : t / (rows / requests);
 }
 

@@ -12,8 +12,8 @@ namespace sievemla::cpu {
 // The type-erased form; defined in threads.cc, the one file that knows OpenMP.
 void parallel_for(const Backend& backend, std::int64_t n, ParallelFor::Body body, void* body_context);
 
-// Calls body(i, worker) for every i in [0, n), worker in [0, backend.threads()); no two overlapping calls share a worker.
-// Does not allocate. The body must not throw. Results must not depend on which worker runs what.
+// Calls body(i, worker) for every i in [0, n), worker in [0, backend.threads()); no two overlapping calls share a
+// worker. Does not allocate. The body must not throw. Results must not depend on which worker runs what.
 template <class F>
 void parallel_for(const Backend& backend, std::int64_t n, F&& body) {
   using Body = std::remove_reference_t<F>;

@@ -26,7 +26,8 @@ constexpr float from_e4m3(std::uint8_t code) {
 }
 
 // Round to nearest even, saturating at +-448 (infinities too), -0 kept, NaN -> NaN with its sign. From float or double:
-// one rounding either way. Both candidates are computed and one is selected, so that a loop over values has no branches.
+// one rounding either way. Both candidates are computed and one is selected, so that a loop over values has no
+// branches.
 template <std::floating_point Real>
 constexpr std::uint8_t to_e4m3(Real x) {
   using Bits = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
@@ -40,7 +41,8 @@ constexpr std::uint8_t to_e4m3(Real x) {
   const Bits magnitude = std::min(exact, bits_of(Real{448}));
   const Bits half = (Bits{1} << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1u);
   const Bits normal = ((magnitude + half) >> kDropped) - ((kBias - 7) << 3);
-  // Below 2^-6 codes are multiples of 2^-9. That is the ulp of a Real at 2^(mantissa - 9), so adding this number rounds.
+  // Below 2^-6 codes are multiples of 2^-9. That is the ulp of a Real at 2^(mantissa - 9), so adding this number
+  // rounds.
   constexpr Real kShift = static_cast<Real>(std::uint64_t{1} << (kMantissa - 9));
   const Bits subnormal = bits_of(std::bit_cast<Real>(magnitude) + kShift) & 0xFu;
   const Bits code = magnitude < bits_of(Real{0x1p-6f}) ? subnormal : normal;

@@ -15,7 +15,7 @@ namespace sievemla::kv {
 
 template <class Element>
 struct PlainRow {
-  static constexpr DType kStorage = sievemla::detail::DTypeOf<Element>::value;
+  static constexpr DType kStorage = sievemla::detail::dtype_of(static_cast<const Element*>(nullptr));
   static constexpr int kLatent = 0, kRope = -1;  // any
   static constexpr int kScaleGroup = 0;
   static constexpr std::int64_t row_bytes(int latent, int rope) {

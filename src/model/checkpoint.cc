@@ -16,8 +16,8 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) : name_(directory
   std::error_code error;
   const bool is_directory = std::filesystem::is_directory(directory, error);
   if (!is_directory)
-    throw BadFile(error_message("a checkpoint is a readable directory", name_,
-                                error ? error.message() : std::string("none")));
+    throw BadFile(
+        error_message("a checkpoint is a readable directory", name_, error ? error.message() : std::string("none")));
   const std::filesystem::path single = directory / "model.safetensors";
   const std::filesystem::path index = directory / "model.safetensors.index.json";
   if (std::filesystem::exists(single, error) || !std::filesystem::exists(index, error)) {

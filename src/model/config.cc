@@ -21,7 +21,7 @@ constexpr std::int64_t kRequired = -1;
 // Whole numbers. The bounds are far above any real model and keep every product of a few of them within 63 bits.
 struct SizeKey {
   const char* key;
-  std::int64_t Config::*member;
+  std::int64_t Config::* member;
   std::int64_t least, most;
   std::int64_t glm, deepseek;  // default of each model type where there is one
 };
@@ -54,14 +54,14 @@ struct FixedKey {
   const char* value;  // as JSON; an absent key means the same
 };
 constexpr FixedKey kFixed[] = {
-    {"hidden_act", R"("silu")"},          {"attention_bias", "false"},          {"scoring_func", R"("sigmoid")"},
-    {"topk_method", R"("noaux_tc")"},     {"moe_layer_freq", "1"},              {"rope_interleave", "true"},
+    {"hidden_act", R"("silu")"},      {"attention_bias", "false"}, {"scoring_func", R"("sigmoid")"},
+    {"topk_method", R"("noaux_tc")"}, {"moe_layer_freq", "1"},     {"rope_interleave", "true"},
 };
 
 struct ModelType {
   const char* name;
   RopeStyle index_rope;
-  std::int64_t SizeKey::*default_size;
+  std::int64_t SizeKey::* default_size;
   bool shares_selection;  // layers may go without an indexer of their own
 };
 constexpr ModelType kModelTypes[] = {
@@ -223,8 +223,8 @@ void check_sizes(const Config& c, const Reader& reader) {
   must(kv_heads == c.heads, "num_key_value_heads", "MLA has as many as num_attention_heads (" + text(c.heads) + ")",
        kv_heads);
   const std::int64_t qk = reader.whole("qk_head_dim", 1, 1 << 17, c.nope + c.rope);
-  must(qk == c.nope + c.rope, "qk_head_dim", "it is qk_nope_head_dim + qk_rope_head_dim (" + text(c.nope + c.rope) + ")",
-       qk);
+  must(qk == c.nope + c.rope, "qk_head_dim",
+       "it is qk_nope_head_dim + qk_rope_head_dim (" + text(c.nope + c.rope) + ")", qk);
 }
 
 }  // namespace

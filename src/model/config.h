@@ -41,8 +41,8 @@ struct Config {
 
   RopeConfig rope_config;
   RopeStyle index_rope = RopeStyle::unset;  // of the indexer; the attention rope is always interleaved
-  std::vector<bool> full_indexer;           // [layers] false: shares the selection of the layer before. Layer 0 is full.
-  std::vector<bool> moe;                    // [layers] false: dense MLP
+  std::vector<bool> full_indexer;  // [layers] false: shares the selection of the layer before. Layer 0 is full.
+  std::vector<bool> moe;           // [layers] false: dense MLP
   std::vector<std::int64_t> eos_token_ids;  // empty: none is defined
 };
 

@@ -49,7 +49,8 @@ TensorView head_of(const TensorView& view, std::int64_t head, std::int64_t begin
 }
 
 // [pages, page_size, row], full of NaN until it is written.
-TensorView cache_pages(TensorMemory& memory, DType dtype, std::int64_t pages, std::int64_t page_size, std::int64_t row) {
+TensorView cache_pages(TensorMemory& memory, DType dtype, std::int64_t pages, std::int64_t page_size,
+                       std::int64_t row) {
   switch (dtype) {
     case DType::bf16: return memory.make<bf16>({pages, page_size, row});
     case DType::u8: return memory.make<std::uint8_t>({pages, page_size, row});
@@ -75,8 +76,8 @@ Config checked(const Config& c, const DecoderOptions& o) {
   needs(o.backend.device().type == DeviceType::cpu, "the decoder runs on host backends", "backend", o.backend.name());
   const KvFormatInfo& format = info(o.kv_format);
   expects((format.latent == 0 || format.latent == c.latent) && (format.rope == -1 || format.rope == c.rope),
-          "a cache row must hold the model's latent | rope", "decoder: kv_format",
-          format.name, " for ", c.latent, " | ", c.rope);
+          "a cache row must hold the model's latent | rope", "decoder: kv_format", format.name, " for ", c.latent,
+          " | ", c.rope);
   expects(o.page_size >= 1 && o.page_size <= (1 << 20), "a page holds 1 to 1048576 rows", "decoder: page_size",
           o.page_size);
   expects(o.chunk >= 0, "a chunk is 0 (all) or more rows", "decoder: chunk", o.chunk);
@@ -107,8 +108,8 @@ struct Decoder::State {
     block_table = scrambled(pages);
     block_table.pop_back();
     const KvFormatInfo& format = info(o.kv_format);
-    const std::int64_t row = format.row_bytes(static_cast<int>(config.latent), static_cast<int>(config.rope)) /
-                             size_of(format.storage);
+    const std::int64_t row =
+        format.row_bytes(static_cast<int>(config.latent), static_cast<int>(config.rope)) / size_of(format.storage);
     for (const LayerWeights& layer : weights.layers) {
       Cache& cache = caches.emplace_back();
       cache.latent = {o.kv_format, static_cast<int>(config.latent), static_cast<int>(config.rope),
@@ -131,9 +132,9 @@ struct Decoder::State {
   // The tensors of one chunk that several steps share.
   struct Chunk {
     std::int64_t first, rows;
-    TensorView positions;  // [rows] i32
-    TensorView lengths;    // [rows] i32: how many rows each sees
-    TensorView slots;      // [rows] i32: where they are written
+    TensorView positions;                           // [rows] i32
+    TensorView lengths;                             // [rows] i32: how many rows each sees
+    TensorView slots;                               // [rows] i32: where they are written
     TensorView selected_positions, selected_slots;  // [rows, k] i32, of the last layer with an indexer
     TensorView selected_length;                     // [rows] i32
   };
@@ -159,7 +160,8 @@ struct Decoder::State {
   SlotMap slot_map() const { return {.block_table = table(), .row_request = {}, .page_size = options.page_size}; }
 
   Chunk make_chunk(std::int64_t first, std::int64_t rows) {
-    Chunk chunk{.first = first, .rows = rows,
+    Chunk chunk{.first = first,
+                .rows = rows,
                 .positions = memory.positions.make<std::int32_t>({rows}),
                 .lengths = memory.lengths.make<std::int32_t>({rows}),
                 .slots = memory.slots.make<std::int32_t>({rows}),
@@ -241,13 +243,13 @@ struct Decoder::State {
                     .cache = cache.index};
     const bool fp8 = options.index_format == IndexFormat::fp8;
     const std::initializer_list<std::int64_t> q_shape = {rows, c.index_heads, c.index_dim};
-    indexer.queries = {.q = by_head(index_q, c.index_heads),
-                       .weights = index_weights,
-                       .weight_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.index_heads * c.index_dim))),
-                       .rope = rope,
-                       .out_q = fp8 ? memory.out_index_q.make<std::uint8_t>(q_shape)
-                                    : memory.out_index_q.make<float>(q_shape),
-                       .out_weights = memory.out_index_weights.make<float>({rows, c.index_heads})};
+    indexer.queries = {
+        .q = by_head(index_q, c.index_heads),
+        .weights = index_weights,
+        .weight_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.index_heads * c.index_dim))),
+        .rope = rope,
+        .out_q = fp8 ? memory.out_index_q.make<std::uint8_t>(q_shape) : memory.out_index_q.make<float>(q_shape),
+        .out_weights = memory.out_index_weights.make<float>({rows, c.index_heads})};
     SelectArgs& select = indexer.select;
     select.score.q = indexer.queries.out_q;
     select.score.weights = indexer.queries.out_weights;
@@ -264,8 +266,14 @@ struct Decoder::State {
   void run_stages(int l, const Chunk& chunk, const SparseLayerArgs& args, const TensorView& input,
                   const TensorView& output, const Observer& observer) {
     const Backend& backend = options.backend;
-    BlockTrace trace{.layer = l, .first = chunk.first, .input = input, .output = output,
-                     .positions = chunk.selected_positions, .scores = {}, .args = args, .us = {}};
+    BlockTrace trace{.layer = l,
+                     .first = chunk.first,
+                     .input = input,
+                     .output = output,
+                     .positions = chunk.selected_positions,
+                     .scores = {},
+                     .args = args,
+                     .us = {}};
     Clock::time_point start = Clock::now();
     const auto took = [&](Stage stage) {
       trace.us[static_cast<std::size_t>(stage)] += us_since(start);
@@ -293,9 +301,12 @@ struct Decoder::State {
         start = Clock::now();
         index_scores(backend, score, workspace.of(index_scores_workspace_bytes(backend, score_bounds)));
         took(Stage::indexer);
-        const TopkArgs pick{.scores = score.logits, .starts = {}, .lengths = score.lengths,
+        const TopkArgs pick{.scores = score.logits,
+                            .starts = {},
+                            .lengths = score.lengths,
                             .positions = rows_of(select.positions, begin, rows),
-                            .slots = rows_of(select.slots, begin, rows), .map = select.map};
+                            .slots = rows_of(select.slots, begin, rows),
+                            .map = select.map};
         sievemla::topk(backend, pick, workspace.of(topk_workspace_bytes(backend, {rows, width, topk})));
         took(Stage::topk);
         if (observer.scores) trace.scores = score.logits;
@@ -310,8 +321,11 @@ struct Decoder::State {
   }
 
   AttentionBounds attention_bounds(std::int64_t rows, const SparseLayerArgs& args) const {
-    return {.tokens = rows, .heads = config.heads, .lanes = std::get<Slots>(args.attention.rows).indices.dim(1),
-            .latent = static_cast<int>(config.latent), .rope = static_cast<int>(config.rope)};
+    return {.tokens = rows,
+            .heads = config.heads,
+            .lanes = std::get<Slots>(args.attention.rows).indices.dim(1),
+            .latent = static_cast<int>(config.latent),
+            .rope = static_cast<int>(config.rope)};
   }
 
   void run_block(int l, const Chunk& chunk, const SparseLayerArgs& args, const TensorView& input,
@@ -320,8 +334,7 @@ struct Decoder::State {
     const SparseLayerBounds bounds{
         .select = {.rows = chunk.rows, .heads = config.index_heads, .width = chunk.first + chunk.rows, .k = topk},
         .attention = attention_bounds(chunk.rows, args)};
-    sparse_layer(options.backend, args,
-                 workspace.of(sparse_layer_workspace_bytes(options.backend, bounds)));
+    sparse_layer(options.backend, args, workspace.of(sparse_layer_workspace_bytes(options.backend, bounds)));
     project(options.backend, l, args.attention.out, output);
   }
 
@@ -404,7 +417,8 @@ std::vector<float> Decoder::attention_block(int layer, const TensorView& input, 
   expects(rows > 0 && rows <= s.options.max_tokens && input.dim(1) == s.config.hidden && input.dtype == DType::f32,
           "input must be [rows, hidden] f32 and fit the cache", "attention_block: input", rows, " rows");
   const bool own = s.weights.layers[static_cast<std::size_t>(layer)].indexer.has_value();
-  expects(positions || own, "a layer that shares a selection needs one handed in", "attention_block: positions", "none");
+  expects(positions || own, "a layer that shares a selection needs one handed in", "attention_block: positions",
+          "none");
 
   reset();
   State::Chunk chunk = s.make_chunk(0, rows);

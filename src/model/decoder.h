@@ -43,14 +43,14 @@ inline constexpr std::array<std::string_view, 4> kStageNames = {"write", "indexe
 // What one layer's attention block did with one chunk of rows. Views live during the call.
 struct BlockTrace {
   int layer;
-  std::int64_t first;            // position of the first row
-  TensorView input;              // [rows, hidden] f32, after input_layernorm
-  TensorView output;             // [rows, hidden] f32, before the residual is added
-  TensorView positions;          // [rows, k] i32, ascending, then -1; k = min(index_topk, max_tokens)
-  TensorView scores;             // [rows, first + rows] f32, -inf where not visible; absent on layers that share, and
-                                 // unless Observer::scores
-  const SparseLayerArgs& args;   // as they ran
-  std::array<double, 4> us;      // by Stage
+  std::int64_t first;           // position of the first row
+  TensorView input;             // [rows, hidden] f32, after input_layernorm
+  TensorView output;            // [rows, hidden] f32, before the residual is added
+  TensorView positions;         // [rows, k] i32, ascending, then -1; k = min(index_topk, max_tokens)
+  TensorView scores;            // [rows, first + rows] f32, -inf where not visible; absent on layers that share, and
+                                // unless Observer::scores
+  const SparseLayerArgs& args;  // as they ran
+  std::array<double, 4> us;     // by Stage
 };
 
 struct Observer {
@@ -102,7 +102,7 @@ struct GenerateOptions {
 struct Generated {
   std::vector<std::int32_t> tokens;  // an end-of-text token is the last of them
   double prefill_us = 0, decode_us = 0;
-  double tokens_per_s = 0;           // of the decode steps; 0 if there was none
+  double tokens_per_s = 0;  // of the decode steps; 0 if there was none
 };
 // Greedy continuation of `prompt`. The decoder is reset first.
 Generated generate(Decoder& decoder, std::span<const std::int32_t> prompt, const GenerateOptions& options);

@@ -7,24 +7,19 @@
 
 namespace sievemla::model {
 
+// clang-format off
+inline constexpr RopeStyle kPairs = RopeStyle::interleaved, kHalves = RopeStyle::half_split, kNone = RopeStyle::none;
 inline constexpr Geometry kGeometries[] = {
-    {.name = "glm-5", .model_type = "glm_moe_dsa", .layers = 78, .full_layers = 78, .heads = 64,
-     .latent = 512, .rope = 64, .nope = 192, .v = 256,
-     .index_heads = 32, .index_topk = 2048, .index_kpool = 1, .index_rope = RopeStyle::interleaved},
-    {.name = "glm-5.1", .model_type = "glm_moe_dsa", .layers = 78, .full_layers = 78, .heads = 64,
-     .latent = 512, .rope = 64, .nope = 192, .v = 256,
-     .index_heads = 32, .index_topk = 2048, .index_kpool = 1, .index_rope = RopeStyle::interleaved},
-    // Layers 0, 1, 2 and then every fourth have an indexer.
-    {.name = "glm-5.2", .model_type = "glm_moe_dsa", .layers = 78, .full_layers = 21, .heads = 64,
-     .latent = 512, .rope = 64, .nope = 192, .v = 256,
-     .index_heads = 32, .index_topk = 2048, .index_kpool = 1, .index_rope = RopeStyle::interleaved},
-    // The layers counted are the 11 of its 45 that are sparse MLA; the other 34 are linear attention.
-    {.name = "glm-5.3-flash", .model_type = "glm5_next", .layers = 11, .full_layers = 11, .heads = 64,
-     .latent = 512, .rope = 0, .nope = 256, .v = 256,
-     .index_heads = 32, .index_topk = 2048, .index_kpool = 4, .index_rope = RopeStyle::none},
-    {.name = "deepseek-v3.2", .model_type = "deepseek_v32", .layers = 61, .full_layers = 61, .heads = 128,
-     .latent = 512, .rope = 64, .nope = 128, .v = 128,
-     .index_heads = 64, .index_topk = 2048, .index_kpool = 1, .index_rope = RopeStyle::half_split},
+    //                                  layers         row          per head   indexer
+    // name            model_type       all full heads latent rope  nope    v  heads  topk kpool  rope
+    {"glm-5",         "glm_moe_dsa",     78,  78,  64,  512,   64,  192,  256,   32, 2048,    1, kPairs},
+    {"glm-5.1",       "glm_moe_dsa",     78,  78,  64,  512,   64,  192,  256,   32, 2048,    1, kPairs},
+    {"glm-5.2",       "glm_moe_dsa",     78,  21,  64,  512,   64,  192,  256,   32, 2048,    1, kPairs},
+    {"glm-5.3-flash", "glm5_next",       11,  11,  64,  512,    0,  256,  256,   32, 2048,    4, kNone},
+    {"deepseek-v3.2", "deepseek_v32",    61,  61, 128,  512,   64,  128,  128,   64, 2048,    1, kHalves},
 };
+// clang-format on
+// GLM-5.2: layers 0, 1, 2 and then every fourth have an indexer. GLM-5.3-Flash: counted are its sparse layers, 11 of
+// 45; the others are linear attention.
 
 }  // namespace sievemla::model

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/golden.cc -- end to end where the arithmetic is the golden's; block by block, on the same bytes, where it is not.
+// src/model/golden.cc -- end to end where the arithmetic is the golden's; block by block where it is not.
 #include "model/golden.h"
 
 #include <algorithm>
@@ -29,7 +29,8 @@ std::vector<std::int32_t> token_ids(const SafeTensors& file, std::string_view na
   for (std::int64_t i = 0; i < view.dim(0); ++i) {
     ids.push_back(*base::at<std::int32_t>(view, i));
     if (ids[static_cast<std::size_t>(i)] < 0 || ids[static_cast<std::size_t>(i)] >= config.vocab)
-      throw BadFile(error_message("an id lies in the vocabulary of " + std::to_string(config.vocab), where, ids.back()));
+      throw BadFile(
+          error_message("an id lies in the vocabulary of " + std::to_string(config.vocab), where, ids.back()));
   }
   if (ids.empty()) throw BadFile(error_message("a golden has a prompt and generated tokens", where, "none"));
   return ids;
@@ -44,7 +45,7 @@ Tolerance load_tolerance(const std::filesystem::path& path) {
   if (!meta.is_object() || given == meta.end()) return tolerance;
   struct Field {
     const char* key;
-    double Tolerance::*member;
+    double Tolerance::* member;
   };
   for (const Field& field : {Field{"attn_output", &Tolerance::attn_output},
                              Field{"index_scores", &Tolerance::index_scores}, Field{"logits", &Tolerance::logits}}) {
@@ -90,7 +91,8 @@ double share_of_different_rows(const Seen& seen, const TensorView& want) {
   std::int64_t different = 0;
   for (std::int64_t t = 0; t < rows; ++t) {
     const std::int32_t* got = seen.selected.data() + t * k;
-    different += seen.too_wide[static_cast<std::size_t>(t)] || !std::equal(got, got + k, base::at<std::int32_t>(want, t));
+    different +=
+        seen.too_wide[static_cast<std::size_t>(t)] || !std::equal(got, got + k, base::at<std::int32_t>(want, t));
   }
   return static_cast<double>(different) / static_cast<double>(rows);
 }
@@ -157,7 +159,8 @@ class Check {
     const std::int64_t rows = golden_.rows(), topk = decoder_.config().index_topk;
     std::vector<Seen> seen(golden_.layers.size());
     const Observer observer{
-        .block = [&](const BlockTrace& trace) { gather(trace, rows, topk, seen[static_cast<std::size_t>(trace.layer)]); },
+        .block =
+            [&](const BlockTrace& trace) { gather(trace, rows, topk, seen[static_cast<std::size_t>(trace.layer)]); },
         .scores = true};
     const std::vector<float> logits = feed(observer);
 
@@ -177,8 +180,8 @@ class Check {
     add(-1, "logits", base::relative_error(logits, golden_.logits), golden_.tolerance.logits, 0);
     const std::int64_t tokens = static_cast<std::int64_t>(golden_.generated.size());
     if (report_.tokens_equal != tokens)
-      report_.failures.push_back(error_message("all " + std::to_string(tokens) + " tokens must be equal", "the model",
-                                               report_.tokens_equal));
+      report_.failures.push_back(
+          error_message("all " + std::to_string(tokens) + " tokens must be equal", "the model", report_.tokens_equal));
   }
 
   // One block on the golden's input and selection, against double on the bytes that lie in the cache.
@@ -202,9 +205,11 @@ class Check {
       AttentionArgs attend = trace.args.attention;
       std::vector<float> out(static_cast<std::size_t>(attend.out.elements()));
       attend.out = tensor(out.data(), {attend.out.dim(0), attend.out.dim(1), attend.out.dim(2)});
-      const AttentionBounds bounds{.tokens = rows, .heads = attend.q.dim(1),
+      const AttentionBounds bounds{.tokens = rows,
+                                   .heads = attend.q.dim(1),
                                    .lanes = std::get<Slots>(attend.rows).indices.dim(1),
-                                   .latent = attend.kv.latent, .rope = attend.kv.rope};
+                                   .latent = attend.kv.latent,
+                                   .rope = attend.kv.rope};
       attention(exact, attend, workspace_.of(attention_workspace_bytes(exact, bounds)));
       const std::vector<float> want = decoder_.project_output(exact, layer, attend.out);
       add(layer, "attention", base::relative_error(floats(trace.output), want), kSameBytesTolerance,
@@ -238,8 +243,8 @@ Golden load_golden(const std::filesystem::path& path, const Config& config) {
   if (kept < 1 || kept > static_cast<std::int64_t>(golden.prompt.size()))
     bad("logits_prompt", "it has 1 row to as many as the prompt", kept);
   const TensorView prompt = file.tensor("logits_prompt", DType::f32, {kept, config.vocab});
-  const TensorView generated = file.tensor("logits_generated", DType::f32,
-                                           {static_cast<std::int64_t>(golden.generated.size()), config.vocab});
+  const TensorView generated =
+      file.tensor("logits_generated", DType::f32, {static_cast<std::int64_t>(golden.generated.size()), config.vocab});
   golden.logits.assign(floats(prompt).begin(), floats(prompt).end());
   golden.logits.insert(golden.logits.end(), floats(generated).begin() + config.vocab, floats(generated).end());
 

@@ -19,10 +19,10 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   // Non-blocking: opening a pipe must not wait for a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw BadFile(error_message("the file must be readable", path.string(), std::strerror(errno)));
-  struct ::stat status {};
+  struct ::stat status{};
   const bool regular = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-  if (regular && status.st_size > 0) data_ = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ,
-                                                    MAP_PRIVATE, fd, 0);
+  if (regular && status.st_size > 0)
+    data_ = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
   const int reason = errno;
   ::close(fd);
   if (!regular)

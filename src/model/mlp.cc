@@ -70,7 +70,8 @@ std::vector<Choice> route(const Config& c, const std::vector<float>& bias, const
   for (const std::int64_t e : chosen) sum += score[static_cast<std::size_t>(e)];
   std::vector<Choice> out;
   for (const std::int64_t e : chosen)
-    out.push_back({e, score[static_cast<std::size_t>(e)] / (c.norm_topk_prob ? sum + 1e-20 : 1) * c.routed_scaling_factor});
+    out.push_back(
+        {e, score[static_cast<std::size_t>(e)] / (c.norm_topk_prob ? sum + 1e-20 : 1) * c.routed_scaling_factor});
   return out;
 }
 
@@ -101,7 +102,8 @@ void add_mlp(const Backend& backend, const Config& c, const LayerWeights& layer,
   for (std::size_t e = 0; e < visits.size(); ++e) {
     if (visits[e].empty()) continue;
     std::vector<float> rows;
-    for (const Visit& v : visits[e]) rows.insert(rows.end(), base::at<float>(x, v.token), base::at<float>(x, v.token) + c.hidden);
+    for (const Visit& v : visits[e])
+      rows.insert(rows.end(), base::at<float>(x, v.token), base::at<float>(x, v.token) + c.hidden);
     const std::int64_t n = static_cast<std::int64_t>(visits[e].size());
     const std::vector<float> out = run_mlp(backend, experts.experts[e], tensor(rows.data(), {n, c.hidden}));
     for (std::int64_t i = 0; i < n; ++i)

@@ -13,7 +13,7 @@
 namespace sievemla::model {
 namespace {
 
-constexpr std::int64_t kLanes = 16;           // independent sums, so that the compiler may use vectors
+constexpr std::int64_t kLanes = 16;  // independent sums, so that the compiler may use vectors
 constexpr std::int64_t kRowsPerTask = 32;
 constexpr std::int64_t kSerialWork = 1 << 19;  // multiply-adds below which waking threads costs more than it saves
 
@@ -48,9 +48,8 @@ Real dot(const float* a, const float* b, std::int64_t n) {
 template <class F>
 void in_tasks(const Backend& backend, std::int64_t n, std::int64_t per_task, std::int64_t work, F&& body) {
   if (work < kSerialWork) return body(std::int64_t{0}, n);
-  cpu::parallel_for(backend, (n + per_task - 1) / per_task, [&](std::int64_t task, int) {
-    body(task * per_task, std::min(n, (task + 1) * per_task));
-  });
+  cpu::parallel_for(backend, (n + per_task - 1) / per_task,
+                    [&](std::int64_t task, int) { body(task * per_task, std::min(n, (task + 1) * per_task)); });
 }
 
 template <class Real>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/ops.h -- what stands between the stages: linear layers and norms. Activations are f32; sums are double on the
-// reference backend and f32 elsewhere. Results do not depend on the thread count, nor a row's result on other rows.
+// src/model/ops.h -- what stands between the stages: linear layers and norms. Activations are f32; sums are
+// double on the reference backend and f32 elsewhere. Results do not depend on the thread count, nor a row's result on
+// other rows.
 #pragma once
 #include <cstdint>
 #include <span>

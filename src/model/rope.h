@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/rope.h -- rotary embedding of a model: the table of cosines and sines, and the softmax scale that yarn changes.
+// src/model/rope.h -- rotary embedding of a model: the table of cosines and sines, and the softmax scale.
 #pragma once
 #include <vector>
 

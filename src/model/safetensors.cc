@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/model/safetensors.cc -- the header, rule by rule. It is read as a stream of events, so that no number or nesting in
-// it decides how much memory is taken.
+// src/model/safetensors.cc -- the header, rule by rule. It is read as a stream of events, so that no number or nesting
+// in it decides how much memory is taken.
 #include "model/safetensors.h"
 
 #include <algorithm>
@@ -44,8 +44,7 @@ class HeaderReader {
     return true;
   }
   bool end_object() {
-    if (depth_ == 2 && entry_ && entry_->seen != 7)
-      bad("a tensor has dtype, shape and data_offsets", "fewer");
+    if (depth_ == 2 && entry_ && entry_->seen != 7) bad("a tensor has dtype, shape and data_offsets", "fewer");
     if (--depth_ == 1) entry_ = nullptr;
     return true;
   }
@@ -155,7 +154,7 @@ void SafeTensors::parse(std::string_view bytes) {
                                      [&dtype = entry.dtype](const DTypeName& row) { return row.name == dtype; });
     if (known == std::end(kDTypes))
       bad(name, "a dtype is one of F32, F16, BF16, I32, I64, U8, F8_E4M3", "'", entry.dtype, "'");
-    std::int64_t size = size_of(known->dtype);
+    std::int64_t size = size_of(known->dtype), widest = size;  // `widest` counts an empty extent as 1: strides fit too
     bool fits = true;
     TensorView view;
     view.dtype = known->dtype;
@@ -163,7 +162,8 @@ void SafeTensors::parse(std::string_view bytes) {
     view.shape[0] = 1;
     for (std::size_t d = 0; d < entry.shape.size(); ++d) {
       fits &= !__builtin_mul_overflow(entry.shape[d], std::int64_t{1}, &view.shape[d]);
-      fits &= !__builtin_mul_overflow(size, view.shape[d], &size);
+      fits &= !__builtin_mul_overflow(widest, std::max<std::int64_t>(view.shape[d], 1), &widest);
+      size = fits ? size * view.shape[d] : 0;
     }
     if (!fits) bad(name, "the size of a tensor must fit 63 bits", "an overflow");
     std::int64_t step = 1;
@@ -186,12 +186,12 @@ void SafeTensors::parse(std::string_view bytes) {
     tensors_.emplace(name, StoredTensor{entry.dtype, view});
   }
 
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t at = 0;
   for (const Extent& e : extents) {
-    if (e.begin < at) bad(*e.name, "tensors must not overlap", "begin ", e.begin, " before the end ", at, " of another");
+    if (e.begin < at)
+      bad(*e.name, "tensors must not overlap", "begin ", e.begin, " before the end ", at, " of another");
     if (e.begin > at) bad(*e.name, "tensors must leave no hole", "begin ", e.begin, " after the end ", at);
     at = e.end;
   }
@@ -231,8 +231,8 @@ void check_tensor(const TensorView& view, std::optional<DType> dtype, std::initi
   };
   const std::size_t rank = static_cast<std::size_t>(view.rank);
   if (rank != shape.size() || !std::equal(shape.begin(), shape.end(), view.shape.begin()))
-    throw BadFile(error_message("the shape must be " + text(shape.begin(), shape.size()), where,
-                                text(view.shape.data(), rank)));
+    throw BadFile(
+        error_message("the shape must be " + text(shape.begin(), shape.size()), where, text(view.shape.data(), rank)));
 }
 
 }  // namespace sievemla::model

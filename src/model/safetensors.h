@@ -5,15 +5,15 @@
 //   file:  u64 little-endian header length | JSON header | raw little-endian row-major data
 //   JSON:  {"__metadata__": {string: string}, name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}}
 //
-// Source: the safetensors format description (Hugging Face). As it says: a header of at most 100 MB, offsets relative to
-// the data, tensors side by side from 0 to the end of the file, without overlap or hole, no duplicate keys.
+// Source: the safetensors format description (Hugging Face). As it says: a header of at most 100 MB, offsets relative
+// to the data, tensors side by side from 0 to the end of the file, without overlap or hole, no duplicate keys.
 // Every broken rule is a BadFile that names the rule, what was got, the file and the tensor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,9 +57,9 @@ class SafeTensors {
 
   const std::string& name() const { return name_; }  // the path, for messages
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  std::vector<std::string> names() const;                  // sorted
-  const StoredTensor* find(std::string_view name) const;   // null: not there
-  const StoredTensor& tensor(std::string_view name) const; // BadFile: not there
+  std::vector<std::string> names() const;                   // sorted
+  const StoredTensor* find(std::string_view name) const;    // null: not there
+  const StoredTensor& tensor(std::string_view name) const;  // BadFile: not there
   // The tensor, with this dtype and shape. BadFile otherwise.
   TensorView tensor(std::string_view name, DType dtype, std::initializer_list<std::int64_t> shape) const;
 

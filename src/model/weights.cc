@@ -77,8 +77,7 @@ bool ignored(const std::string& name, const Config& c) {
   const auto [end, error] = std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
   if (error != std::errc() || layer < 0 || *end != '.') return false;
   if (layer >= c.layers) return true;  // multi-token prediction
-  return !c.full_indexer[static_cast<std::size_t>(layer)] &&
-         std::string_view(end).starts_with(".self_attn.indexer.");
+  return !c.full_indexer[static_cast<std::size_t>(layer)] && std::string_view(end).starts_with(".self_attn.indexer.");
 }
 
 }  // namespace
@@ -86,8 +85,8 @@ bool ignored(const std::string& name, const Config& c) {
 Weights bind_weights(const Config& c, const Checkpoint& checkpoint, const Backend& backend) {
   for (const std::string& name : checkpoint.names())
     if (name.ends_with("weight_scale_inv"))
-      throw Unsupported(error_message("FP8 weights are not supported by run", checkpoint.where(name),
-                                      "weight_scale_inv"));
+      throw Unsupported(
+          error_message("FP8 weights are not supported by run", checkpoint.where(name), "weight_scale_inv"));
   Binder binder(checkpoint);
   const auto mlp = [&](const std::string& at, std::int64_t inner) {
     return MlpWeights{.gate = binder.matrix(at + "gate_proj.weight", inner, c.hidden),
@@ -113,12 +112,12 @@ Weights bind_weights(const Config& c, const Checkpoint& checkpoint, const Backen
     layer.o = binder.matrix(attn + "o_proj.weight", c.hidden, c.heads * c.v);
     if (c.full_indexer[static_cast<std::size_t>(l)]) {
       const std::string index = attn + "indexer.";
-      layer.indexer = IndexerWeights{
-          .wq_b = binder.matrix(index + "wq_b.weight", c.index_heads * c.index_dim, c.q_lora),
-          .wk = binder.matrix(index + "wk.weight", c.index_dim, c.hidden),
-          .weights_proj = binder.matrix(index + "weights_proj.weight", c.index_heads, c.hidden),
-          .k_norm_weight = binder.vector(index + "k_norm.weight", c.index_dim),
-          .k_norm_bias = binder.vector(index + "k_norm.bias", c.index_dim)};
+      layer.indexer =
+          IndexerWeights{.wq_b = binder.matrix(index + "wq_b.weight", c.index_heads * c.index_dim, c.q_lora),
+                         .wk = binder.matrix(index + "wk.weight", c.index_dim, c.hidden),
+                         .weights_proj = binder.matrix(index + "weights_proj.weight", c.index_heads, c.hidden),
+                         .k_norm_weight = binder.vector(index + "k_norm.weight", c.index_dim),
+                         .k_norm_bias = binder.vector(index + "k_norm.bias", c.index_dim)};
     }
     if (!c.moe[static_cast<std::size_t>(l)]) {
       layer.mlp = mlp(at + "mlp.", c.intermediate);

@@ -198,8 +198,8 @@ TEST(Case09, ValueWidth) {
   }
 }
 
-// Pages of any size, permuted, one shared by two requests, padding between rows and pages; the table is five columns of a
-// wider one, whose other columns name pages of poison; rows past the five columns are skipped.
+// Pages of any size, permuted, one shared by two requests, padding between rows and pages; the table is five columns
+// of a wider one, whose other columns name pages of poison; rows past the five columns are skipped.
 TEST(Case10, PageSizesAndStrides) {
   for (const Backend& backend : host_backends())
     for (std::int64_t page_size : {1, 16, 32, 64, 128, 256, 544, 1152, 2176}) {

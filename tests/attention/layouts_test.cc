@@ -3,6 +3,8 @@
 // tests/attention/layouts_test.cc -- row types, dtypes, strides, lengths and sources of rows.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "support/attention_problem.h"
 #include "support/backends.h"
 #include "support/near.h"
@@ -104,46 +106,43 @@ TEST(Attention, LseIsOptional) {
   }
 }
 
-// [requests, q_len, topk] with a q_len stride of 0: the rows of a request share one list. Slots in a narrow view.
+// [tokens, topk] and [requests, q_len, topk], narrow views of wider tensors whose other columns name a poisoned row.
 TEST(Attention, SlotListsOfEveryStride) {
-  for (const Backend& backend : host_backends()) {
-    Problem p{.tokens = 6, .heads = 4, .pages = 4};
-    const std::vector<std::int64_t> a{5, 9, -1, 200, 31}, b{77, 0, 3, -1, 255};
-    p.list({a, a, a, b, b, b});
-    ASSERT_TRUE(solved(p, backend));
-    const Result want = p.run(backend);
+  constexpr std::int64_t kPoisoned = 100;
+  const auto run = [](const Problem& p, const Backend& backend, std::vector<std::int64_t> numbers, bool wide,
+                      std::initializer_list<std::int64_t> shape, std::array<std::int64_t, 4> stride) {
+    const std::vector<std::int32_t> narrow(numbers.begin(), numbers.end());
+    TensorView indices = wide ? tensor(numbers.data(), shape) : tensor(narrow.data(), shape);
+    indices.stride = stride;
+    return p.run(backend, [&](AttentionArgs& args) { args.rows = Slots{indices, {}}; });
+  };
+  for (const Backend& backend : host_backends())
     for (const bool wide : {false, true}) {
-      std::vector<std::int64_t> shared(2 * 9, 100), apart(6 * 9, 100);  // 100: a poisoned row
-      for (std::size_t i = 0; i < 5; ++i) {
-        shared[i] = a[i], shared[9 + i] = b[i];
-        for (std::size_t t = 0; t < 6; ++t) apart[t * 9 + i] = (t < 3 ? a : b)[i];
+      Problem p{.tokens = 6, .heads = 4, .pages = 4};
+      std::vector<std::vector<std::int64_t>> lists;
+      std::vector<std::int64_t> rows_of_9(6 * 9, kPoisoned), every_third(5 * 3, kPoisoned);
+      for (std::size_t t = 0; t < 6; ++t) {
+        const auto i = static_cast<std::int64_t>(t);
+        lists.push_back({5 + i, 9, -1, 200 - i, 31});
+        std::copy(lists[t].begin(), lists[t].end(), rows_of_9.begin() + i * 9);
       }
-      const std::vector<std::int32_t> shared32(shared.begin(), shared.end()), apart32(apart.begin(), apart.end());
-      TensorView folded = wide ? tensor(shared.data(), {2, 3, 5}) : tensor(shared32.data(), {2, 3, 5});
-      folded.stride = {9, 0, 1};
-      TensorView full = wide ? tensor(apart.data(), {2, 3, 5}) : tensor(apart32.data(), {2, 3, 5});
-      full.stride = {27, 9, 1};
-      TensorView flat = wide ? tensor(apart.data(), {6, 5}) : tensor(apart32.data(), {6, 5});
-      flat.stride = {9, 1};
-      for (const TensorView& indices : {folded, full, flat})
-        EXPECT_TRUE(same_bits(p.run(backend, [&](AttentionArgs& args) { args.rows = Slots{indices, {}}; }), want));
+      for (std::size_t i = 0; i < 5; ++i) every_third[3 * i] = lists[0][i];
+      const Result apart = p.list(lists).run(backend);
+      ASSERT_TRUE(solved(p, backend));
+      EXPECT_TRUE(same_bits(run(p, backend, rows_of_9, wide, {6, 5}, {9, 1}), apart));
+      EXPECT_TRUE(same_bits(run(p, backend, rows_of_9, wide, {2, 3, 5}, {27, 9, 1}), apart));
+
+      // The rows of a request share one list: a q_len stride of 0.
+      const Result by_three = p.list({lists[0], lists[0], lists[0], lists[1], lists[1], lists[1]}).run(backend);
+      EXPECT_TRUE(same_bits(run(p, backend, rows_of_9, wide, {2, 3, 5}, {9, 0, 1}), by_three));
+      // All tokens share it, and its lanes lie apart.
+      const Result by_all = p.list({lists[0], lists[0], lists[0], lists[0], lists[0], lists[0]}).run(backend);
+      EXPECT_TRUE(same_bits(run(p, backend, every_third, wide, {6, 5}, {0, 3}), by_all));
     }
-    // One list for all tokens, and lanes that lie apart.
-    p.list({a, a, a, a, a, a});
-    std::vector<std::int64_t> sparse(5 * 3, 100);
-    for (std::size_t i = 0; i < 5; ++i) sparse[3 * i] = a[i];
-    TensorView indices = tensor(sparse.data(), {6, 5});
-    indices.stride = {0, 3};
-    EXPECT_TRUE(same_bits(p.run(backend,
-                                [&](AttentionArgs& args) {
-                                  args.rows = Slots{indices, {}};
-                                }),
-                          p.run(backend)));
-  }
 }
 
-// Lanes at or past topk_length are not read, whatever they hold: here slots of poisoned rows. Lengths may be negative or
-// beyond the list.
+// Lanes at or past topk_length are not read, whatever they hold: here slots of poisoned rows. Lengths may be negative
+// or beyond the list.
 TEST(Attention, LanesPastTheLength) {
   for (const Backend& backend : host_backends()) {
     Problem p{.tokens = 5, .pages = 4};
@@ -173,7 +172,8 @@ TEST(Attention, DuplicatesCountTwice) {
   }
 }
 
-// q_len 1..8 with a causal tail, requests shorter than q_len, empty, and as long as the table; permuted pages with holes.
+// q_len 1..8 with a causal tail, requests shorter than q_len, empty, and as long as the table; permuted pages with
+// holes.
 TEST(Attention, DenseDecodeOfEveryQueryLength) {
   for (const Backend& backend : host_backends())
     for (std::int64_t q_len = 1; q_len <= 8; ++q_len) {

@@ -9,8 +9,8 @@
 namespace sievemla::test {
 namespace {
 
-// Rows are plain f32 whose first rope element is set by hand and is the score (`run`): it has no value, so that a row of
-// any score still has finite values.
+// Rows are plain f32 whose first rope element is set by hand and is the score (`run`): it has no value, so that a row
+// of any score still has finite values.
 class Scores : public testing::Test {
  protected:
   Scores() {

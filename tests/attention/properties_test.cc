@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/attention/properties_test.cc -- what must not change a result: the order of a row's slots, padding anywhere, and
-// splitting a row into parts that are combined again.
+// tests/attention/properties_test.cc -- what must not change a result: the order of a row's slots, padding anywhere,
+// and splitting a row into parts that are combined again.
 //
 // Two results that are each within a bound of the exact answer are within twice the bound of one another; here each is
 // held against the answer itself (tests/support/attention_problem.h derives the bounds). The order of the rows changes
@@ -52,9 +52,10 @@ RC_GTEST_PROP(Property, PaddingAnywhereChangesNothing, ()) {
   }
 }
 
-// Each part is within the bounds of its own answer, and they are no wider than those of the whole, apart from the terms in
-// |lse|: at most 16 here, so that 2 u |lse| <= 2^-19, and the rounding of a stored LSE is at most 2^-21. A part's weight is
-// exp of a difference of two LSEs, so it takes both errors; adding up `parts` of them rounds parts + 8 times at most.
+// Each part is within the bounds of its own answer, and they are no wider than those of the whole, apart from the
+// terms in |lse|: at most 16 here, so that 2 u |lse| <= 2^-19, and the rounding of a stored LSE is at most 2^-21. A
+// part's weight is exp of a difference of two LSEs, so it takes both errors; adding up `parts` of them rounds parts +
+// 8 times at most.
 RC_GTEST_PROP(Property, SplittingAndCombiningChangesNothing, ()) {
   Problem p = draw();
   p.sinks = *rc::gen::arbitrary<bool>();

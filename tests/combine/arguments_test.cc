@@ -29,10 +29,7 @@ const BadCall kBad[] = {
      [](CombineArgs& args) { args.partial_out.stride[3] = 2; }},
     {"parts_negative_stride", "stride must not be negative",
      [](CombineArgs& args) { args.partial_out.stride[0] = -4; }},
-    {"parts_device", "device cpu",
-     [](CombineArgs& args) {
-       args.partial_out.device = {DeviceType::cuda, 0};
-     }},
+    {"parts_device", "device cpu", [](CombineArgs& args) { args.partial_out.device = {DeviceType::cuda, 0}; }},
     {"lse_absent", "combine: partial_lse", [](CombineArgs& args) { args.partial_lse = {}; }},
     {"lse_parts", "[2, 1, 3]", [](CombineArgs& args) { args.partial_lse.shape[0] = 1; }},
     {"lse_dtype", "combine: partial_lse", [](CombineArgs& args) { args.partial_lse.dtype = DType::bf16; }},

@@ -61,7 +61,8 @@ Parts random_parts(std::int64_t parts, std::int64_t tokens, std::int64_t heads, 
 }
 
 // The definition, in double, against what a backend made of it.
-//   cpu: exp, its difference (of at most 16) and the product round a weight by 2 u + 16 u + u; the sums round `parts` times;
+//   cpu: exp, its difference (of at most 16) and the product round a weight by 2 u + 16 u + u; the sums round `parts`
+//   times;
 //   reference: only the store to f32 counts. bf16 outputs round once more (half an ulp: 2^-8).
 void expect_merged(const Parts& p, const Result& got, const Backend& backend) {
   const double u = backend.kind() == BackendKind::reference ? 0x1p-50 : 0x1p-24;
@@ -224,8 +225,8 @@ TEST(Combine, LargeLses) {
     }
 }
 
-// Shard A: one key of score 0 and value 0; shard B: one of score ln 3 and value 4. With 2 as the base the merge would give
-// 3.3196. Then an empty shard, and empty ones only.
+// Shard A: one key of score 0 and value 0; shard B: one of score ln 3 and value 4. With 2 as the base the merge would
+// give 3.3196. Then an empty shard, and empty ones only.
 TEST(Case23, LseBase) {
   for (const Backend& backend : host_backends()) {
     const float ln3 = std::log(3.f);

@@ -175,7 +175,7 @@ TEST(WriteLatent, NegativeSlotsAreSkippedAndTheirTokensNeverRead) {
 TEST(WriteLatent, NoTokensIsANoOp) {
   for (const Backend& backend : host_backends()) {
     LatentCache cache(kLayouts[3], 1, 16);
-    write_latent(backend, write_args(std::vector<float>{}, 576, tensor<std::int64_t>(nullptr, {0}), cache.view));
+    write_latent(backend, write_args(std::vector<float>(576), 576, tensor<std::int64_t>(nullptr, {0}), cache.view));
     KvCache empty = cache.view;
     empty.pages.shape[0] = 0;
     empty.pages.data = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/model/checkpoint_test.cc -- checkpoints in one file or many, in three dtypes, with every tensor where it should be.
+// tests/model/checkpoint_test.cc -- checkpoints in one file or many, in three dtypes, every tensor in its place.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -65,7 +65,8 @@ std::string converted(const Tensor& t, bool to_f16) {
     const int exponent = static_cast<int>((u >> 23) & 255u) - 127;
     EXPECT_LE(exponent, 15);
     const std::uint16_t half = static_cast<std::uint16_t>(
-        ((u >> 16) & 0x8000u) | (exponent < -14 ? 0u : (static_cast<unsigned>(exponent + 15) << 10) | ((u >> 13) & 1023u)));
+        ((u >> 16) & 0x8000u) |
+        (exponent < -14 ? 0u : (static_cast<unsigned>(exponent + 15) << 10) | ((u >> 13) & 1023u)));
     out.append(reinterpret_cast<const char*>(&half), 2);
   }
   return out;
@@ -103,7 +104,8 @@ TEST(Checkpoint, WeightsInF16) {
   Model model;
   for (auto& [name, t] : model.tensors)
     if (t.dtype == "BF16") t = {"F16", t.shape, converted(t, true)};
-  // Weights below 2^-14 became zero: |change| of a logit <= 2^-14 x (activations of order 1), far below 1e-2 of the largest.
+  // Weights below 2^-14 became zero: a logit changes by 2^-14 times activations of order 1, far below 1e-2 of the
+  // largest.
   EXPECT_LT(relative_error(logits_of(model), logits_of(golden_dir("glm5-tiny"))), 1e-2);
 }
 
@@ -154,11 +156,12 @@ TEST(Checkpoint, ATextConfigInside) {
 }
 
 TEST(BadFile, MissingTensor) {
-  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
-                           "model.layers.1.self_attn.indexer.k_norm.bias", "model.layers.0.mlp.up_proj.weight",
-                           "model.layers.1.mlp.experts.3.down_proj.weight",
-                           "model.layers.1.mlp.gate.e_score_correction_bias"})
-    bad([&](Model& m) { m.tensors.erase(name); }, {"the model needs this tensor: got none", std::string("tensor ") + name});
+  for (const char* name :
+       {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
+        "model.layers.1.self_attn.indexer.k_norm.bias", "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.1.mlp.gate.e_score_correction_bias"})
+    bad([&](Model& m) { m.tensors.erase(name); },
+        {"the model needs this tensor: got none", std::string("tensor ") + name});
 }
 
 TEST(BadFile, ExtraTensor) {
@@ -176,7 +179,8 @@ TEST(BadFile, WrongShape) {
   bad(shape({512, 32}), {"the shape must be [32, 512]: got [512, 32]", "o_proj.weight"});
   bad(shape({32 * 512}), {"got [16384]"});
   bad(shape({32, 512, 1}), {"got [32, 512, 1]"});
-  bad([](Model& m) { m.config["num_attention_heads"] = 1, m.config["num_key_value_heads"] = 1; }, {"the shape must be"});
+  bad([](Model& m) { m.config["num_attention_heads"] = 1, m.config["num_key_value_heads"] = 1; },
+      {"the shape must be"});
   bad([](Model& m) { m.config["vocab_size"] = 1 << 24; }, {"the shape must be [16777216, 32]: got [256, 32]"});
 }
 
@@ -192,14 +196,20 @@ TEST(BadFile, WrongDType) {
 }
 
 TEST(BadFile, WeightsThatAreNotFinite) {
-  for (const auto& [name, at] : std::map<std::string, std::size_t>{{"model.norm.weight", 62},
-                                                                   {"model.layers.0.self_attn.kv_b_proj.weight", 4000},
-                                                                   {"model.embed_tokens.weight", 0},
-                                                                   {"model.layers.1.mlp.experts.2.up_proj.weight", 2}})
+  struct Place {
+    std::string name;
+    std::size_t at;
+  };
+  for (const Place& place :
+       {Place{"model.norm.weight", 62}, Place{"model.layers.0.self_attn.kv_b_proj.weight", 4000},
+        Place{"model.embed_tokens.weight", 0}, Place{"model.layers.1.mlp.experts.2.up_proj.weight", 2}})
     for (const std::string& value : {std::string("\xc0\x7f"), std::string("\x80\xff")})  // NaN, -inf
-      bad([&](Model& m) { m.tensors[name].bytes.replace(at, 2, value); },
-          {"weights must be finite: got a NaN or an infinity", "tensor " + name});
-  bad([](Model& m) { m.tensors["model.layers.1.mlp.gate.e_score_correction_bias"].bytes.replace(0, 4, "\xff\xff\xff\x7f"); },
+      bad([&](Model& m) { m.tensors[place.name].bytes.replace(place.at, 2, value); },
+          {"weights must be finite: got a NaN or an infinity", "tensor " + place.name});
+  bad(
+      [](Model& m) {
+        m.tensors["model.layers.1.mlp.gate.e_score_correction_bias"].bytes.replace(0, 4, "\xff\xff\xff\x7f");
+      },
       {"finite", "e_score_correction_bias"});
 }
 
@@ -227,7 +237,8 @@ TEST(BadFile, Folders) {
 TEST(BadFile, TruncatedCheckpoint) {
   const TempDir dir;
   const std::string whole = read_file(golden_dir("glm5-tiny") / "model.safetensors");
-  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{100}, whole.size() / 2, whole.size() - 1}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{7}, std::size_t{100}, whole.size() / 2, whole.size() - 1}) {
     write_file(dir / "model.safetensors", whole.substr(0, size));
     refused([&] { Checkpoint c(dir.path()); }, {"model.safetensors"});
   }
@@ -246,27 +257,32 @@ TEST(BadFile, Index) {
   bad_index([](Json& j) { j = 3; }, {"weight_map", "index.json"});
   bad_index([](Json& j) { j.erase("weight_map"); }, {"weight_map"});
   bad_index([](Json& j) { j["weight_map"] = {1, 2}; }, {"weight_map"});
-  for (const Json& name : {Json("../model-0.safetensors"), Json("/etc/passwd"), Json("a/b"), Json(".."), Json(""), Json(1),
-                           Json(std::string("a\0b", 3))})
+  for (const Json& name : {Json("../model-0.safetensors"), Json("/etc/passwd"), Json("a/b"), Json(".."), Json(""),
+                           Json(1), Json(std::string("a\0b", 3))})
     bad_index([&](Json& j) { j["weight_map"][norm] = name; }, {"own directory", "tensor " + norm});
   bad_index([&](Json& j) { j["weight_map"][norm] = "none.safetensors"; }, {"none.safetensors"});
-  bad_index([&](Json& j) { j["weight_map"]["extra"] = "model-0.safetensors"; }, {"must have this tensor", "tensor extra"});
+  bad_index([&](Json& j) { j["weight_map"]["extra"] = "model-0.safetensors"; },
+            {"must have this tensor", "tensor extra"});
   bad_index([&](Json& j) { j["weight_map"].erase(norm); }, {"must be in the index", "tensor " + norm});
 }
 
 TEST(BadFile, Golden) {
   const Config config = model::load_config(golden_dir("glm5-tiny"));
   const Tensors good = read_tensors(golden_dir("glm5-tiny") / "golden.safetensors");
-  const auto bad_golden = [&](const std::function<void(Tensors&)>& change, std::initializer_list<std::string_view> parts) {
+  const auto bad_golden = [&](const std::function<void(Tensors&)>& change,
+                              std::initializer_list<std::string_view> parts) {
     const TempDir dir;
     Tensors tensors = good;
     change(tensors);
     write_file(dir / "golden.safetensors", to_file(tensors));
     refused([&] { model::load_golden(dir / "golden.safetensors", config); }, parts);
   };
-  for (const auto& [name, tensor] : good) bad_golden([&](Tensors& t) { t.erase(name); }, {"tensor " + name});
-  for (const auto& [name, tensor] : good)
-    bad_golden([&](Tensors& t) { t[name].dtype = t[name].dtype == "F32" ? "I32" : "F32"; }, {"dtype", "tensor " + name});
+  for (const auto& entry : good) {
+    const std::string& name = entry.first;
+    bad_golden([&](Tensors& t) { t.erase(name); }, {"tensor " + name});
+    bad_golden([&](Tensors& t) { t[name].dtype = t[name].dtype == "F32" ? "I32" : "F32"; },
+               {"dtype", "tensor " + name});
+  }
   bad_golden([](Tensors& t) { t["prompt_ids"].bytes[1] = 1; }, {"the vocabulary of 256", "prompt_ids"});
   bad_golden([](Tensors& t) { t["layers.1.topk"].bytes[0] = 1; }, {"positions up to t", "layers.1.topk"});
   bad_golden([](Tensors& t) { t["generated_ids"] = {"I32", {0}, ""}; }, {"generated tokens"});

@@ -149,10 +149,11 @@ TEST(BadFile, ConfigThatIsNotOne) {
 }
 
 TEST(BadFile, ConfigMissesAKey) {
-  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
-                          "num_attention_heads", "n_routed_experts", "num_experts_per_tok", "q_lora_rank", "kv_lora_rank",
-                          "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_n_heads", "index_head_dim",
-                          "index_topk", "max_position_embeddings", "rms_norm_eps", "model_type"}) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "n_routed_experts", "num_experts_per_tok", "q_lora_rank", "kv_lora_rank",
+        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_n_heads", "index_head_dim", "index_topk",
+        "max_position_embeddings", "rms_norm_eps", "model_type"}) {
     Json json = config_of("glm5-tiny");
     json.erase(key);
     bad(json, {"the key is needed: got none (config.json: ", key});
@@ -176,7 +177,8 @@ TEST(BadFile, ConfigNumbers) {
 }
 
 TEST(BadFile, ConfigModelType) {
-  bad(glm("model_type", "llama"), {"the model type is glm_moe_dsa or deepseek_v32: got \"llama\" (config.json: model_type)"});
+  bad(glm("model_type", "llama"),
+      {"the model type is glm_moe_dsa or deepseek_v32: got \"llama\" (config.json: model_type)"});
   bad(glm("model_type", 5), {"a string is needed"});
   bad(glm("model_type", std::string(10'000, 'x')), {"..."});
 }
@@ -192,7 +194,8 @@ TEST(BadFile, ConfigKeysWithOneMeaning) {
 
 TEST(BadFile, ConfigRope) {
   bad(glm("rope_parameters", 3), {"an object is needed", "rope_parameters"});
-  bad(glm("rope_parameters", {{"rope_type", "llama3"}}), {"default or yarn: got \"llama3\" (config.json: rope_parameters.rope_type)"});
+  bad(glm("rope_parameters", {{"rope_type", "llama3"}}),
+      {"default or yarn: got \"llama3\" (config.json: rope_parameters.rope_type)"});
   bad(glm("rope_parameters", {{"rope_type", "yarn"}}), {"the key is needed", "rope_parameters.factor"});
   bad(glm("rope_parameters", {{"rope_type", "yarn"}, {"factor", 0}}), {"rope_parameters.factor"});
   bad(glm("rope_parameters", {{"rope_theta", 0}}), {"rope_parameters.rope_theta"});

@@ -72,19 +72,21 @@ inline Tensors read_tensors(const fs::path& path) {
   Tensors tensors;
   for (const std::string& name : file.names()) {
     const model::StoredTensor& t = file.tensor(name);
-    tensors[name] = {t.dtype,
-                     {t.view.shape.begin(), t.view.shape.begin() + t.view.rank},
-                     {static_cast<const char*>(t.view.data),
-                      static_cast<std::size_t>(t.view.elements() * size_of(t.view.dtype))}};
+    tensors[name] = {
+        t.dtype,
+        {t.view.shape.begin(), t.view.shape.begin() + t.view.rank},
+        {static_cast<const char*>(t.view.data), static_cast<std::size_t>(t.view.elements() * size_of(t.view.dtype))}};
   }
   return tensors;
 }
 
-inline std::string to_file(const Tensors& tensors) {
+inline std::string to_file(const Tensors& tensors, const Json& metadata = nullptr) {
   Json header = Json::object();
+  if (!metadata.is_null()) header["__metadata__"] = metadata;
   std::string data;
   for (const auto& [name, t] : tensors) {
-    header[name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
+    header[name] = {
+        {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
     data += t.bytes;
   }
   std::string text = header.dump();
@@ -110,7 +112,8 @@ std::string refused(const std::function<void()>& call, std::initializer_list<std
   } catch (const E& e) {
     const std::string message = e.what();
     EXPECT_EQ(message.find('\n'), message.npos) << message;
-    for (const std::string_view part : parts) EXPECT_NE(message.find(part), message.npos) << "'" << part << "' in: " << message;
+    for (const std::string_view part : parts)
+      EXPECT_NE(message.find(part), message.npos) << "'" << part << "' in: " << message;
     return message;
   } catch (const std::exception& e) {
     ADD_FAILURE() << "another exception: " << e.what();

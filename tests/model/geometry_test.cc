@@ -32,7 +32,8 @@ TEST(Geometry, AnUnknownNameListsTheKnown) {
     geometry_by_name("glm-6");
     FAIL();
   } catch (const InvalidArgument& e) {
-    EXPECT_STREQ(e.what(), "a geometry is one of glm-5, glm-5.1, glm-5.2, glm-5.3-flash, deepseek-v3.2: got 'glm-6' (geometry)");
+    EXPECT_STREQ(e.what(),
+                 "a geometry is one of glm-5, glm-5.1, glm-5.2, glm-5.3-flash, deepseek-v3.2: got 'glm-6' (geometry)");
   }
 }
 

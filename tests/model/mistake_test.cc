@@ -53,7 +53,8 @@ struct Loaded {
   model::Golden golden;
   Json mistakes;
 
-  CheckReport check(const Backend& backend, model::NormEps eps = model::NormEps::hf, KvFormat kv = KvFormat::f32) const {
+  CheckReport check(const Backend& backend, model::NormEps eps = model::NormEps::hf,
+                    KvFormat kv = KvFormat::f32) const {
     DecoderOptions options;
     options.backend = backend;
     options.norm_eps = eps;

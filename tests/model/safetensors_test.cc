@@ -87,10 +87,10 @@ TEST(BadFile, HeaderLength) {
 }
 
 TEST(BadFile, HeaderThatIsNotOne) {
-  for (const char* header : {"", "x", "[]", "1", "null", "\"a\"", "{\"a\":1}", "{\"a\":[]}", "{\"a\":null}", "{\"a\":{}}",
-                             "{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", "{\"__metadata__\":{\"a\":1}}",
-                             "{\"__metadata__\":{\"a\":{}}}", "{\"__metadata__\":3}", "{} x", "{\"a\":\xff}",
-                             "{\"a\":{\"dtype\":{},\"shape\":[],\"data_offsets\":[0,0]}}"})
+  for (const char* header :
+       {"", "x", "[]", "1", "null", "\"a\"", "{\"a\":1}", "{\"a\":[]}", "{\"a\":null}", "{\"a\":{}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", "{\"__metadata__\":{\"a\":1}}", "{\"__metadata__\":{\"a\":{}}}",
+        "{\"__metadata__\":3}", "{} x", "{\"a\":\xff}", "{\"a\":{\"dtype\":{},\"shape\":[],\"data_offsets\":[0,0]}}"})
     refused_bytes(safetensors(header), {": got ", "f"});
   std::string deep(100'000, '[');
   refused_bytes(safetensors(deep), {"got an array"});
@@ -110,7 +110,8 @@ TEST(BadFile, DTypes) {
   refused_bytes(with("F32", ""), {"got ''"});
   refused_bytes(with("\"F32\"", "4"), {"got a number (f: tensor a)"});
   refused_bytes(with("F32", "BF16"), {"shape times dtype: got 8 bytes, not 4 (f: tensor a)"});
-  EXPECT_EQ(SafeTensors(with("\"F32\",\"shape\":[2]", "\"F8_E4M3\",\"shape\":[8]"), "f").tensor("a").view.dtype, DType::u8);
+  EXPECT_EQ(SafeTensors(with("\"F32\",\"shape\":[2]", "\"F8_E4M3\",\"shape\":[8]"), "f").tensor("a").view.dtype,
+            DType::u8);
 }
 
 TEST(BadFile, Shapes) {
@@ -120,9 +121,10 @@ TEST(BadFile, Shapes) {
   refused_bytes(with("[2]", "[\"2\"]"), {"got a string"});
   refused_bytes(with("[2]", "[[2]]"), {"got an array"});
   refused_bytes(with("[2]", "[1,1,1,1,2]"), {"at most 4 extents"});
-  refused_bytes(with("[2]", "[4294967296,4294967296]"), {"63 bits"});       // 2^64 elements: 0 after wrapping
-  refused_bytes(with("[2]", "[4611686018427387904]"), {"63 bits"});         // 2^64 bytes
+  refused_bytes(with("[2]", "[4294967296,4294967296]"), {"63 bits"});  // 2^64 elements: 0 after wrapping
+  refused_bytes(with("[2]", "[4611686018427387904]"), {"63 bits"});    // 2^64 bytes
   refused_bytes(with("[2]", "[9223372036854775808]"), {"63 bits"});
+  refused_bytes(with("[2]", "[0,4294967296,4294967296]"), {"63 bits"});     // no bytes, but such strides
   refused_bytes(with("[2]", "[18446744073709551616]"), {"whole numbers"});  // past u64: a float to the parser
 }
 
@@ -139,9 +141,10 @@ TEST(BadFile, Offsets) {
 
 TEST(BadFile, OverlapsAndHoles) {
   const auto two = [](const std::string& b, std::size_t n) {
-    return safetensors(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":)" +
-                           b + "}}",
-                       std::string(n, '\0'));
+    return safetensors(
+        R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + b +
+            "}}",
+        std::string(n, '\0'));
   };
   SafeTensors good(two("[4,8]", 8), "f");
   refused_bytes(two("[0,4]", 8), {"must not overlap: got begin 0 before the end 4"});
@@ -160,7 +163,7 @@ TEST(BadFile, KeysTwice) {
 }
 
 TEST(BadFile, NumbersInAHeaderTakeNoMemory) {
-  struct rusage before {}, after {};
+  struct rusage before{}, after{};
   ::getrusage(RUSAGE_SELF, &before);
   for (const char* shape : {"[1073741824]", "[1099511627776]", "[1048576,1048576]", "[2305843009213693951]"})
     refused_bytes(with("[2]", shape), {"f: tensor a"});

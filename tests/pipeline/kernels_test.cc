@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/pipeline/kernels_test.cc -- kernels(): each public function has a row on every host backend, under its own name.
+// tests/pipeline/kernels_test.cc -- kernels(): each public function has a row on every host backend, of its own name.
 #include <gtest/gtest.h>
 
 #include <set>

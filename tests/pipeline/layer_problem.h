@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/pipeline/layer_problem.h -- a seeded layer of several requests: a history in the caches, a few new tokens of each
-// request to go through. Every byte of both caches that holds no token is 0xFF: NaN in every format.
+// tests/pipeline/layer_problem.h -- a seeded layer of several requests: a history in the caches, a few new tokens of
+// each request to go through. Every byte of both caches that holds no token is 0xFF: NaN in every format.
 #pragma once
 #include <algorithm>
 #include <cmath>

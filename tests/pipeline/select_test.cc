@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/pipeline/select_test.cc -- scoring and selecting in chunks: the result depends neither on the byte budget nor on
-// how rows are dealt to requests.
+// tests/pipeline/select_test.cc -- scoring and selecting in chunks: the result depends neither on the byte budget nor
+// on how rows are dealt to requests.
 #include <gtest/gtest.h>
 
 #include "pipeline/layer_problem.h"
@@ -163,10 +163,7 @@ TEST(BadArgument, Select) {
       {"index_scores: q", [](SelectArgs& a) { a.score.q = {}; }},
       {"exactly one of paged and contiguous", [](SelectArgs& a) { a.score.paged = {}; }},
       {"topk: positions", [](SelectArgs& a) { a.positions.dtype = DType::i64; }},
-      {"same requests",
-       [](SelectArgs& a) {
-         a.map.block_table.shape = {1, 4};
-       }},
+      {"same requests", [](SelectArgs& a) { a.map.block_table.shape = {1, 4}; }},
   };
   for (const Backend& backend : host_backends())
     for (const Bad& bad : bads) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/pipeline/sparse_layer_test.cc -- one layer is its stages in order; it reads only what it must, and writes nothing
-// on a bad call.
+// tests/pipeline/sparse_layer_test.cc -- one layer is its stages in order; it reads only what it must, and writes
+// nothing on a bad call.
 #include <gtest/gtest.h>
 
 #include "pipeline/layer_problem.h"
@@ -123,6 +123,7 @@ TEST(SparseLayer, WritesNothingOnABadCall) {
       {"rope style", [](SparseLayerArgs& a) { a.indexer->queries.rope.style = RopeStyle::unset; }},
       {"index_scores: weights", [](SparseLayerArgs& a) { a.indexer->select.score.weights.shape[1] = 1; }},
       {"topk: map.page_size", [](SparseLayerArgs& a) { a.indexer->select.map.page_size = 0; }},
+      {"same requests", [](SparseLayerArgs& a) { a.indexer->select.map.block_table.shape[0] = 1; }},
       {"logits must be absent", [](SparseLayerArgs& a) { a.indexer->select.score.logits = a.attention.lse; }},
       {"scale must be positive", [](SparseLayerArgs& a) { a.attention.scale = 0; }},
       {"attention: out", [](SparseLayerArgs& a) { a.attention.out.dtype = DType::i32; }},

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/attention_problem.h -- a seeded attention call, its answer worked out here, and how far rounding may take
-// a result from it.
+// tests/support/attention_problem.h -- a seeded attention call, its answer worked out here, and how far rounding may
+// take a result from it.
 //
-// Everything that nobody may read is poison: cache rows that no live lane names and all padding are 0xFF bytes (a NaN in
-// every row type), the workspace is full of NaN and just large enough, the outputs are NaN between guards. A query is a
-// function of (seed, token, head) and a row of (seed, slot), so that problems of other sizes share their contents.
+// Everything that nobody may read is poison: cache rows that no live lane names and all padding are 0xFF bytes (a NaN
+// in every row type), the workspace is full of NaN and just large enough, the outputs are NaN between guards. A query
+// is a function of (seed, token, head) and a row of (seed, slot), so that problems of other sizes share their
+// contents.
 #pragma once
 #include <gtest/gtest.h>
 

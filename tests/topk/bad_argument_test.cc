@@ -84,24 +84,15 @@ const Bad kBadTopk[] = {
     {"slots f32", "topk: slots", [](Call& c) { c.topk_args.slots.dtype = DType::f32; }},
     {"no block table", "topk: map.block_table", [](Call& c) { c.topk_args.map.block_table = {}; }},
     {"page size 0", "page size must be at least 1", [](Call& c) { c.topk_args.map.page_size = 0; }},
-    {"rank outside", "0 <= rank < ranks",
-     [](Call& c) {
-       c.topk_args.map.shard = {2, 2, 1};
-     }},
-    {"interleave 0", "interleave >= 1",
-     [](Call& c) {
-       c.topk_args.map.shard = {0, 2, 0};
-     }},
+    {"rank outside", "0 <= rank < ranks", [](Call& c) { c.topk_args.map.shard = {2, 2, 1}; }},
+    {"interleave 0", "interleave >= 1", [](Call& c) { c.topk_args.map.shard = {0, 2, 0}; }},
     {"rows that do not divide", "divide evenly",
      [](Call& c) {
        c.topk_args.map.row_request = {};
        c.topk_args.map.block_table = tensor(c.table.data(), {3, 2});
      }},
     {"row_request of other rows", "map.row_request", [](Call& c) { c.topk_args.map.row_request.shape[0] = 2; }},
-    {"another device", "device",
-     [](Call& c) {
-       c.topk_args.positions.device = {DeviceType::cuda, 0};
-     }},
+    {"another device", "device", [](Call& c) { c.topk_args.positions.device = {DeviceType::cuda, 0}; }},
     {"workspace too small", "the workspace must hold", [](Call& c) { c.workspace_short = 1; }},
 };
 

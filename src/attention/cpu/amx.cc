@@ -167,9 +167,8 @@ struct Ops : Avx512Bf16 {
         for (Index r = 0; r < padded; r += kDepth) {
           __m512i x[kSide];
           for (Index i = 0; i < kSide; ++i)
-            x[i] = r + 2 * i < rows
-                       ? _mm512_loadu_si512(s.p + g * kBlock * s.heads + (r + 2 * i) * s.heads + h * kPair)
-                       : _mm512_setzero_si512();
+            x[i] = r + 2 * i < rows ? _mm512_loadu_si512(s.p + g * kBlock * s.heads + (r + 2 * i) * s.heads + h * kPair)
+                                    : _mm512_setzero_si512();
           transpose(x);
           for (Index i = 0; i < kSide; ++i) _mm512_storeu_si512(s.p_rows + (g * s.heads + h + i) * kBlock + r, x[i]);
         }

@@ -108,11 +108,11 @@ inline void load_row(const TierShape& shape, const Scratch& s, const std::byte* 
   }
   const bool nan = Ops::load_e4m3(row, shape.latent, to);
   load_plain(row + kPackedRope, Element::bf16, shape.rope, to + s.latent);
-  for (Index g = 0; g < kScaleGroups; ++g)
-    scale[g] = nan ? __builtin_nanf("") : element<float>(row + kPackedScales, g);
+  for (Index g = 0; g < kScaleGroups; ++g) scale[g] = nan ? __builtin_nanf("") : element<float>(row + kPackedScales, g);
 }
 
-inline void load_queries(const TierShape& shape, std::byte* scratch, const void* const* latent, const void* const* rope) {
+inline void load_queries(const TierShape& shape, std::byte* scratch, const void* const* latent,
+                         const void* const* rope) {
   const Scratch s(shape, scratch);
   for (Index h = 0; h < s.heads; ++h) {
     Operand* x = s.k;  // one head, side by side; k is free
@@ -157,18 +157,16 @@ template <int kRows, int kVectors>
   };
   Vec sum[kRows][kVectors];
   if (add && !scale)
-    for_each_sum([&](int r, int v) __attribute__((always_inline)) {
-      sum[r][v] = Ops::load(c + r * stride.c_row + v * kLanes);
-    });
-  else
-    for_each_sum([&](int r, int v) __attribute__((always_inline)) { sum[r][v] = Ops::set1(0.f); });
+    for_each_sum([&](int r, int v)
+                     __attribute__((always_inline)) { sum[r][v] = Ops::load(c + r * stride.c_row + v * kLanes); });
+  else for_each_sum([&](int r, int v) __attribute__((always_inline)) { sum[r][v] = Ops::set1(0.f); });
   for (Index i = 0; i < steps; ++i, a += stride.a_step, b += stride.b_step) {
     typename Ops::Right right[kVectors];
     unrolled<kVectors>([&](int v) __attribute__((always_inline)) { right[v] = Ops::right(b + v * kLanes * kPair); });
     unrolled<kRows>([&](int r) __attribute__((always_inline)) {
       const typename Ops::Right left = Ops::left(a + r * stride.a_row);
-      unrolled<kVectors>(
-          [&](int v) __attribute__((always_inline)) { sum[r][v] = Ops::dot(sum[r][v], left, right[v]); });
+      unrolled<kVectors>([&](int v)
+                             __attribute__((always_inline)) { sum[r][v] = Ops::dot(sum[r][v], left, right[v]); });
     });
   }
   for_each_sum([&](int r, int v) __attribute__((always_inline)) {
@@ -204,9 +202,8 @@ void score_heads(const TierShape& shape, const Scratch& s, Index head, Index row
     for (Index r = 0; r < rows; r += kRows) {
       if (head == 0) fetch(shape, ahead, n_ahead, r, kRows, t, tiles);
       product<kRows, kVectors>(s.k + r * s.k_stride + column, s.q + head * s.width + column * n, (end - column) / kPair,
-                               s.score + r * s.heads + head,
-                               {s.k_stride, kPair, n * kPair, s.heads, kScaleGroups}, t > 0,
-                               scale ? scale + r * kScaleGroups : nullptr);
+                               s.score + r * s.heads + head, {s.k_stride, kPair, n * kPair, s.heads, kScaleGroups},
+                               t > 0, scale ? scale + r * kScaleGroups : nullptr);
     }
   }
 }

@@ -26,7 +26,7 @@ using Softmax = base::Softmax<float>;
 constexpr std::int64_t kMinChunk = 256;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
 constexpr std::int64_t kMaxChunks = 32;  // bounds the partial results of a long dense row: 8 MiB for 128 heads
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial results; tokens go through in waves
-constexpr std::int64_t kBatch = 256;     // rows that a kernel gets at a time, a multiple of every tier's block
+constexpr std::int64_t kBatch = 256;  // rows that a kernel gets at a time, a multiple of every tier's block
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
@@ -64,11 +64,11 @@ struct Partial {
 };
 
 struct Worker {
-  std::int64_t* token;            // whose queries are packed; -1: none
-  const void **latent, **rope;    // [heads] of a token's queries
-  float* copies;                  // [heads, width] of queries whose elements do not lie side by side
-  const std::byte** addresses[2]; // [kBatch]
-  std::byte* scratch;             // the tier's
+  std::int64_t* token;             // whose queries are packed; -1: none
+  const void **latent, **rope;     // [heads] of a token's queries
+  float* copies;                   // [heads, width] of queries whose elements do not lie side by side
+  const std::byte** addresses[2];  // [kBatch]
+  std::byte* scratch;              // the tier's
   Worker(base::Scratch&& memory, const Tier& tier, const TierShape& s) : Worker(memory, tier, s) {}
   Worker(base::Scratch& memory, const Tier& tier, const TierShape& s)
       : token(memory.take<std::int64_t>(1)),
@@ -97,7 +97,8 @@ struct Buffers {
         partial_bytes(bytes_of<Partial>(shape_of(b))),
         worker_bytes(bytes_of<Worker>(tier, shape_of(b))) {
     const std::int64_t token_bytes = chunks * partial_bytes;
-    const std::int64_t bytes = std::min(std::min(b.tokens, kPartialBytes) * token_bytes, std::max(token_bytes, kPartialBytes));
+    const std::int64_t most = std::max(token_bytes, kPartialBytes);
+    const std::int64_t bytes = std::min(std::min(b.tokens, most) * token_bytes, most);
     wave = bytes / std::max<std::int64_t>(token_bytes, 1);
     partials = scratch.take<std::byte>(bytes);
     workers = scratch.take<std::byte>(backend.threads() * worker_bytes);
@@ -125,8 +126,9 @@ void load_queries(const Tier& tier, const TierShape& shape, const AttentionArgs&
   for (std::int64_t h = 0; h < shape.heads; ++h) {
     float* copies = worker.copies + h * (shape.latent + shape.rope);
     worker.latent[h] = query(args.q, token, h, copies);
-    worker.rope[h] = args.q_rope ? query(args.q_rope, token, h, copies + shape.latent)
-                                 : static_cast<const std::byte*>(worker.latent[h]) + shape.latent * size_of(args.q.dtype);
+    worker.rope[h] = args.q_rope
+                         ? query(args.q_rope, token, h, copies + shape.latent)
+                         : static_cast<const std::byte*>(worker.latent[h]) + shape.latent * size_of(args.q.dtype);
   }
   tier.load_queries(shape, worker.scratch, worker.latent, worker.rope);
 }

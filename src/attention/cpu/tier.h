@@ -24,9 +24,9 @@ inline constexpr std::int64_t kWidthPad = 64;  // latent and rope are computed i
 
 // A softmax under way over some rows. Heads up to a multiple of kHeadPad are written, and latent up to one of kWidthPad.
 struct TierState {
-  float* value;      // [heads, value_stride] sum of exp(score - peak) * row; not read if `empty`
+  float* value;       // [heads, value_stride] sum of exp(score - peak) * row; not read if `empty`
   float *peak, *sum;  // [heads], as in base/softmax.h
-  bool empty;        // no row so far
+  bool empty;         // no row so far
 };
 
 struct Tier {

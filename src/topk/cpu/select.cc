@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/topk/cpu/select.cc -- exact top-k of a row: narrow the range that holds the k-th largest key, keep what reaches it.
+// src/topk/cpu/select.cc -- exact top-k: narrow the range that holds the k-th largest key, keep what reaches it.
 //
 //   1. narrow   histogram of the keys' upper 11 bits: the bin that holds the k-th largest. Where scores lie so close
 //               that the bin is too full for the next step, find its least and largest key and cut that range up again.
