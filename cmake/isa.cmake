@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-# sievemla_isa_sources(TIER FILE...): sources of this room for one tier of src/cpu/isa/isa.h, compiled with its flags. They
-# exist on x86-64 alone; registries name their kernels under #if defined(__x86_64__). A file of a tier defines no symbol
-# that another file may define too (docs/kernels/attention-cpu.md); the test Isa.Symbols looks into the objects.
+# sievemla_isa_sources(TIER FILE...): sources of this room for one tier of src/cpu/isa/isa.h, compiled with its flags.
+# They exist on x86-64 alone; registries name their kernels under #if defined(__x86_64__). A file of a tier defines no
+# symbol that another file may define too (docs/kernels/attention-cpu.md); the test Isa.Symbols looks into the objects.
 set(SIEVEMLA_ISAS portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND SIEVEMLA_ISAS avx2 avx512 avx512bf16 amx)

@@ -33,10 +33,7 @@ const BadCall kBad[] = {
     {"q_dtype", "bf16 or f32", [](AttentionArgs& args) { args.q.dtype = DType::i32; }},
     {"q_null", "must have data", [](AttentionArgs& args) { args.q.data = nullptr; }},
     {"q_negative_stride", "stride must not be negative", [](AttentionArgs& args) { args.q.stride[0] = -1; }},
-    {"q_device", "device cpu",
-     [](AttentionArgs& args) {
-       args.q.device = {DeviceType::cuda, 0};
-     }},
+    {"q_device", "device cpu", [](AttentionArgs& args) { args.q.device = {DeviceType::cuda, 0}; }},
     {"q_packed_with_q_rope", "[*, *, 512]", [](AttentionArgs& args) { args.q_rope = args.q; }},
     {"q_rope_shape", "attention: q_rope",
      [](AttentionArgs& args) {
@@ -69,14 +66,9 @@ const BadCall kBad[] = {
     {"indices_absent", "attention: rows.indices", [](AttentionArgs& args) { args.rows = Slots{}; }},
     {"indices_dtype", "i32 or i64", [](AttentionArgs& args) { slots(args).indices.dtype = DType::f32; }},
     {"indices_tokens", "attention: rows.indices", [](AttentionArgs& args) { shrink<0>(slots(args).indices); }},
-    {"indices_folded", "requests * q_len",
-     [](AttentionArgs& args) {
-       slots(args).indices = numbers({1, 1, 3});
-     }},
+    {"indices_folded", "requests * q_len", [](AttentionArgs& args) { slots(args).indices = numbers({1, 1, 3}); }},
     {"indices_folded_q_len_0", "requests * q_len",
-     [](AttentionArgs& args) {
-       slots(args).indices = numbers({2, 0, 3});
-     }},
+     [](AttentionArgs& args) { slots(args).indices = numbers({2, 0, 3}); }},
     {"indices_rank", "attention: rows.indices", [](AttentionArgs& args) { slots(args).indices.rank = 1; }},
     {"topk_length_shape", "rows.topk_length", [](AttentionArgs& args) { slots(args).topk_length = numbers({1}); }},
     {"topk_length_dtype", "rows.topk_length",
@@ -84,10 +76,7 @@ const BadCall kBad[] = {
        slots(args).topk_length = numbers({2});
        slots(args).topk_length.dtype = DType::i64;
      }},
-    {"table_absent", "rows.table",
-     [](AttentionArgs& args) {
-       args.rows = BlockTable{{}, numbers({1})};
-     }},
+    {"table_absent", "rows.table", [](AttentionArgs& args) { args.rows = BlockTable{{}, numbers({1})}; }},
     {"table_i64", "rows.table",
      [](AttentionArgs& args) {
        TensorView table = numbers({1, 2});
@@ -95,21 +84,12 @@ const BadCall kBad[] = {
        args.rows = BlockTable{table, numbers({1})};
      }},
     {"no_requests", "requests * q_len",
-     [](AttentionArgs& args) {
-       args.rows = BlockTable{numbers({0, 2}), numbers({0})};
-     }},
+     [](AttentionArgs& args) { args.rows = BlockTable{numbers({0, 2}), numbers({0})}; }},
     {"tokens_not_dealt_evenly", "2 tokens, 3 requests",
-     [](AttentionArgs& args) {
-       args.rows = BlockTable{numbers({3, 2}), numbers({3})};
-     }},
+     [](AttentionArgs& args) { args.rows = BlockTable{numbers({3, 2}), numbers({3})}; }},
     {"lengths_shape", "rows.lengths",
-     [](AttentionArgs& args) {
-       args.rows = BlockTable{numbers({1, 2}), numbers({2})};
-     }},
-    {"lengths_absent", "rows.lengths",
-     [](AttentionArgs& args) {
-       args.rows = BlockTable{numbers({1, 2}), {}};
-     }},
+     [](AttentionArgs& args) { args.rows = BlockTable{numbers({1, 2}), numbers({2})}; }},
+    {"lengths_absent", "rows.lengths", [](AttentionArgs& args) { args.rows = BlockTable{numbers({1, 2}), {}}; }},
     {"scale_not_given", "scale must be positive and finite: got 0", [](AttentionArgs& args) { args.scale = 0; }},
     {"scale_negative", "attention: scale", [](AttentionArgs& args) { args.scale = -1; }},
     {"scale_nan", "attention: scale", [](AttentionArgs& args) { args.scale = kNan; }},

@@ -233,8 +233,8 @@ struct Problem {
 // ---- the answer, and its bounds ---------------------------------------------------------------------
 
 // How a backend adds. u is its rounding unit. With n terms in a sum a term passes through at most n + 4 roundings. The
-// tiers whose operands are bf16 round each weight to `weight` before they multiply; they divide by the sum of the rounded
-// weights, which is off by as much.
+// tiers whose operands are bf16 round each weight to `weight` before they multiply; they divide by the sum of the
+// rounded weights, which is off by as much.
 struct Arithmetic {
   double u, weight;
 };
@@ -292,9 +292,9 @@ inline Answer answer(const Problem& p, const Problem::Cache& cache, const std::v
 }
 
 // Bounds to first order (all factors are below 1e-2, so the rest is below 1 %, which the 1.02 covers):
-//   a score          |error| <= e = (width + 4 + 2) u * size               dot product, dequantised row, scale
-//   a weight         relative <= e + 2 u spread + 3 u (blocks + 2)         the difference to the peak; exp; the peak moves
-//                                                                          at most once a block, and chunks are merged
+//   a score          |error| <= e = (width + 4 + 2) u * size             dot product, dequantised row, scale
+//   a weight         relative <= e + 2 u spread + 3 u (blocks + 2)       difference to the peak; exp; the peak moves at
+//                                                                        most once a block, and chunks are merged
 //   the sum          relative <= a weight's + (rows + blocks + 4) u
 //   out              relative to the mass: a weight's + the sum's + (rows + blocks + 4) u + 2 roundings of weights
 // blocks = rows / 64 + 33 chunks, since the 64-row blocks of the CPU end at chunks, of which there are at most 32.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cpu/amx.cc -- both products in tiles of 16 x 16 sums: a row of a left tile holds 32 bf16, a row of a right
-// tile 16 pairs. Two by two tiles of sums are under way at a time.
+// src/attention/cpu/amx.cc -- both products in tiles of 16 x 16 sums: a row of a left tile holds 32 bf16, a row of a
+// right tile 16 pairs. Two by two tiles of sums are under way at a time.
 #include <immintrin.h>
 
 #include "attention/cpu/tier.h"
@@ -89,7 +89,7 @@ struct Sums {
 
 struct Ops : Avx512Bf16 {
   static constexpr Index kBlock = 256, kRowPad = 32;  // values pass through tiles once a block
-  static constexpr bool kTiles = true;
+  static constexpr bool kTiles = true, kHasNarrow = false;
   static constexpr int rows(int) { return 4; }
 
   static void begin() {

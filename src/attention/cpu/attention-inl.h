@@ -3,8 +3,8 @@
 // src/attention/cpu/attention-inl.h -- stage 3 on the CPU: the algorithm, written once for all instruction sets.
 //
 // A tier's file defines `Ops`, its vectors, and includes this inside its own unnamed namespace. Lanes are heads when
-// scores are made and columns when values are: so a row is the left factor of both products as it lies in the cache, and
-// nothing is transposed.
+// scores are made and columns when values are: so a row is the left factor of the one product and the right factor of
+// the other as it lies in the cache, and nothing is transposed.
 //
 //   score[rows, heads]    = k[rows, width]     x q[width, heads]     q: packed once a token
 //   value[heads, latent] += p[rows, heads]^T   x v[rows, latent]     v: k itself; where operands are pairs (bf16), two
@@ -28,6 +28,7 @@ using Operand = Ops::Operand;
 using Vec = Ops::Vec;
 constexpr Index kLanes = Ops::kLanes;
 constexpr Index kPair = Ops::kPair;            // operands that a lane multiplies and adds at a time
+constexpr Index kNarrow = kLanes / 2;          // so many heads, where there are no more, take two steps at a time
 constexpr Index kTile = 64 * kPair;            // columns of q that stay in L1 while a block's rows pass: 16 KiB
 constexpr Index kLine = 64 / sizeof(Operand);  // strides are an odd number of cache lines, so that rows share no set
 static_assert(kHeadPad % kLanes == 0 && kWidthPad % kLanes == 0 && Ops::kBlock % Ops::kRowPad == 0);
@@ -111,6 +112,8 @@ inline void load_row(const TierShape& shape, const Scratch& s, const std::byte* 
   for (Index g = 0; g < kScaleGroups; ++g) scale[g] = nan ? __builtin_nanf("") : element<float>(row + kPackedScales, g);
 }
 
+inline bool narrow(const TierShape& shape) { return Ops::kHasNarrow && shape.heads <= kNarrow; }
+
 inline void load_queries(const TierShape& shape, std::byte* scratch, const void* const* latent,
                          const void* const* rope) {
   const Scratch s(shape, scratch);
@@ -122,11 +125,17 @@ inline void load_queries(const TierShape& shape, std::byte* scratch, const void*
     } else {
       for (Index i = 0; i < s.width; ++i) x[i] = 0;
     }
+    constexpr Index kBytes = kPair * static_cast<Index>(sizeof(Operand));
+    if (narrow(shape)) {  // [width / (2 kPair)][kNarrow][2 kPair]
+      Operand* to = s.q + h * 2 * kPair;
+      for (Index i = 0; h < kNarrow && i < s.width; i += 2 * kPair, to += kNarrow * 2 * kPair)
+        __builtin_memcpy(to, x + i, 2 * kBytes);
+      continue;
+    }
     Index first = 0, n = 0;  // heads of the group
     for (; h >= first + n; n = vectors((s.heads - first) / kLanes) * kLanes) first += n;
     Operand* to = s.q + first * s.width + (h - first) * kPair;
-    for (Index i = 0; i < s.width; i += kPair, to += n * kPair)
-      for (Index j = 0; j < kPair; ++j) to[j] = x[i + j];
+    for (Index i = 0; i < s.width; i += kPair, to += n * kPair) __builtin_memcpy(to, x + i, kBytes);
   }
 }
 
@@ -141,12 +150,13 @@ template <int kTimes, class F>
   }
 }
 
-// c[kRows, kVectors] (+)= a x b over `steps`, in order: the bits of an element do not depend on its place. With scales the
-// product is multiplied by its row's before it is added.
+// c[kRows, kVectors] (+)= a x b over `steps`, in order: the bits of an element do not depend on its place. With scales
+// the product is multiplied by its row's before it is added. kTwoSteps: lanes 2 i and 2 i + 1 are column i, at an even
+// and at an odd step.
 struct Strides {
   Index a_row, a_step, b_step, c_row, scale_row;
 };
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kTwoSteps = false, class T = Ops>
 [[gnu::noinline]] void product(const Operand* a, const Operand* b, Index steps, float* c, const Strides& strides,
                                bool add, const float* scale) {  // a function of its own: it needs all registers
   const Strides stride = strides;
@@ -156,7 +166,7 @@ template <int kRows, int kVectors>
     });
   };
   Vec sum[kRows][kVectors];
-  if (add && !scale)
+  if (add && !scale && !kTwoSteps)
     for_each_sum([&](int r, int v)
                      __attribute__((always_inline)) { sum[r][v] = Ops::load(c + r * stride.c_row + v * kLanes); });
   else for_each_sum([&](int r, int v) __attribute__((always_inline)) { sum[r][v] = Ops::set1(0.f); });
@@ -164,19 +174,24 @@ template <int kRows, int kVectors>
     typename Ops::Right right[kVectors];
     unrolled<kVectors>([&](int v) __attribute__((always_inline)) { right[v] = Ops::right(b + v * kLanes * kPair); });
     unrolled<kRows>([&](int r) __attribute__((always_inline)) {
-      const typename Ops::Right left = Ops::left(a + r * stride.a_row);
+      typename Ops::Right left;
+      if constexpr (kTwoSteps) left = T::left_two(a + r * stride.a_row);
+      else left = Ops::left(a + r * stride.a_row);
       unrolled<kVectors>([&](int v)
                              __attribute__((always_inline)) { sum[r][v] = Ops::dot(sum[r][v], left, right[v]); });
     });
   }
   for_each_sum([&](int r, int v) __attribute__((always_inline)) {
     float* to = c + r * stride.c_row + v * kLanes;
+    Vec total = sum[r][v];
+    if constexpr (kTwoSteps) total = T::add_pairs(total);
     if (scale) {
       const Vec factor = Ops::set1(scale[r * stride.scale_row]);
-      Ops::store(to, add ? Ops::fma(sum[r][v], factor, Ops::load(to)) : Ops::mul(sum[r][v], factor));
-    } else {
-      Ops::store(to, sum[r][v]);
+      total = add ? Ops::fma(total, factor, Ops::load(to)) : Ops::mul(total, factor);
+    } else if (kTwoSteps && add) {
+      total = Ops::add(total, Ops::load(to));
     }
+    Ops::store(to, total);
   });
 }
 
@@ -189,21 +204,23 @@ inline void fetch(const TierShape& shape, const std::byte* const* ahead, Index n
     for (Index i = first; i < lines * (tile + 1) / tiles; ++i) __builtin_prefetch(ahead[r] + i * 64, 0, 2);
 }
 
-template <int kVectors>
+template <int kVectors, bool kTwoSteps = false>
 void score_heads(const TierShape& shape, const Scratch& s, Index head, Index rows, const std::byte* const* ahead,
                  Index n_ahead) {
-  constexpr int kRows = Ops::rows(kVectors);
-  constexpr Index n = kVectors * kLanes;
-  const bool scaled = shape.row == Element::e4m3;
+  constexpr int kRows = Ops::rows(kVectors), kSteps = kTwoSteps ? 2 : 1;
+  constexpr Index n = kVectors * kLanes / kSteps;
   const Index tiles = (s.width + kTile - 1) / kTile;
   for (Index t = 0; t < tiles; ++t) {
     const Index column = t * kTile, end = least(s.width, column + kTile);
-    const float* scale = scaled && column < s.latent ? s.scale + column / kScaleGroup : nullptr;
+    const bool scaled = shape.row == Element::e4m3 && column < s.latent;
+    const float* scale = scaled ? s.scale + column / kScaleGroup : nullptr;
+    const Operand* q = s.q + head * s.width + column * n;
     for (Index r = 0; r < rows; r += kRows) {
       if (head == 0) fetch(shape, ahead, n_ahead, r, kRows, t, tiles);
-      product<kRows, kVectors>(s.k + r * s.k_stride + column, s.q + head * s.width + column * n, (end - column) / kPair,
-                               s.score + r * s.heads + head, {s.k_stride, kPair, n * kPair, s.heads, kScaleGroups},
-                               t > 0, scale ? scale + r * kScaleGroups : nullptr);
+      product<kRows, kVectors, kTwoSteps>(s.k + r * s.k_stride + column, q, (end - column) / kPair / kSteps,
+                                          s.score + r * s.heads + head,
+                                          {s.k_stride, kPair * kSteps, n * kPair * kSteps, s.heads, kScaleGroups},
+                                          t > 0, scaled ? scale + r * kScaleGroups : nullptr);
     }
   }
 }
@@ -219,7 +236,10 @@ void add_columns(const TierShape& shape, const Scratch& s, const Operand* p, Ind
                              {kPair, s.heads * kPair, step, shape.value_stride, 0}, !state.empty, nullptr);
 }
 
-inline void scores(const TierShape& shape, const Scratch& s, Index rows, const std::byte* const* ahead, Index n_ahead) {
+template <class T = Ops>
+void scores(const TierShape& shape, const Scratch& s, Index rows, const std::byte* const* ahead, Index n_ahead) {
+  if constexpr (T::kHasNarrow)
+    if (narrow(shape)) return score_heads<1, true>(shape, s, 0, rows, ahead, n_ahead);
   for (Index head = 0; head < s.heads;) {
     const Index n = vectors((s.heads - head) / kLanes);
     if (n == 1) score_heads<1>(shape, s, head, rows, ahead, n_ahead);
@@ -363,9 +383,17 @@ inline void attend(const TierShape& shape, std::byte* scratch, const std::byte* 
     attend_block(shape, s, rows + r, next - r, last ? ahead : rows + next, last ? n_ahead : n - next, *state);
   }
   Ops::end();
-  if (kPair == 2 && n_ahead == 0) finish(shape, s, *state);
+  if (kPair == 2 && state->last) finish(shape, s, *state);
+}
+
+inline void mix(const float* const* values, const float* weights, Index n, Index columns, float* out) {
+  for (Index i = 0; i < columns; i += kLanes) {
+    Vec sum = Ops::mul(Ops::load(values[0] + i), Ops::set1(weights[0]));
+    for (Index j = 1; j < n; ++j) sum = Ops::fma(Ops::load(values[j] + i), Ops::set1(weights[j]), sum);
+    Ops::store(out + i, sum);
+  }
 }
 
 inline Index scratch_bytes(const TierShape& shape) { return Scratch(shape, nullptr).bytes; }
 
-constexpr Tier kTier = {scratch_bytes, load_queries, attend};
+constexpr Tier kTier = {scratch_bytes, load_queries, attend, mix};

@@ -3,8 +3,8 @@
 // src/attention/cpu/attention.cc -- stage 3 on the CPU: what is done around the kernel of an instruction set.
 //
 // A work unit is a (token, chunk of its lanes): the addresses of its live rows go to the tier's kernel, which leaves a
-// partial result. The chunks of a token are merged in order. Where a token is cut depends on its own lanes alone, so that
-// its bits depend neither on the other tokens nor on the threads.
+// partial result. The chunks of a token are merged in order. Where a token is cut depends on its own lanes alone, so
+// that its bits depend neither on the other tokens nor on the threads.
 #include "attention/cpu/attention.h"
 
 #include <algorithm>
@@ -60,13 +60,13 @@ struct Partial {
       : value(scratch.take<float>(round_up(s.heads, kHeadPad) * s.value_stride)),
         peak(scratch.take<float>(round_up(s.heads, kHeadPad))),
         sum(scratch.take<float>(round_up(s.heads, kHeadPad))) {}
-  Softmax softmax(std::int64_t head) const { return {peak[head], sum[head]}; }
 };
 
 struct Worker {
   std::int64_t* token;             // whose queries are packed; -1: none
   const void **latent, **rope;     // [heads] of a token's queries
   float* copies;                   // [heads, width] of queries whose elements do not lie side by side
+  float* mixed;                    // [latent] of an output
   const std::byte** addresses[2];  // [kBatch]
   std::byte* scratch;              // the tier's
   Worker(base::Scratch&& memory, const Tier& tier, const TierShape& s) : Worker(memory, tier, s) {}
@@ -75,6 +75,7 @@ struct Worker {
         latent(memory.take<const void*>(s.heads)),
         rope(memory.take<const void*>(s.heads)),
         copies(memory.take<float>(s.heads * (s.latent + s.rope))),
+        mixed(memory.take<float>(round_up(s.latent, kWidthPad))),
         addresses{memory.take<const std::byte*>(kBatch), memory.take<const std::byte*>(kBatch)},
         scratch(memory.take<std::byte>(tier.scratch_bytes(s))) {}
 };
@@ -133,24 +134,28 @@ void load_queries(const Tier& tier, const TierShape& shape, const AttentionArgs&
   tier.load_queries(shape, worker.scratch, worker.latent, worker.rope);
 }
 
+// alone: the next chunk comes after this one, on the same core.
 void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args, const Rows& rows, std::int64_t token,
-            std::int64_t chunk, const Worker& worker, const Partial& partial) {
+            std::int64_t chunk, bool alone, const Worker& worker, const Partial& partial) {
   const std::int64_t lanes = rows.lanes(token), step = chunk_lanes(lanes);
   std::int64_t lane = chunk * step;
   if (chunk > 0 && lane >= lanes) return;
   const std::int64_t end = std::min(lanes, lane + step);
 
-  const auto next_rows = [&](const std::byte** addresses) {
+  // The addresses of up to kBatch live rows from `lane` on.
+  const auto next_rows = [&](const std::byte** addresses, std::int64_t until) {
     std::int64_t n = 0;
-    for (; lane < end && n < kBatch; ++lane)
+    for (; lane < until && n < kBatch; ++lane)
       if (const std::int64_t slot = rows.slot(token, lane); slot >= 0) addresses[n++] = kv::row_address(args.kv, slot);
     return n;
   };
   const std::byte **now = worker.addresses[0], **ahead = worker.addresses[1];
-  TierState state{partial.value, partial.peak, partial.sum, true};
+  TierState state{partial.value, partial.peak, partial.sum, true, false};
   load_queries(tier, shape, args, token, worker);
-  for (std::int64_t n = next_rows(now), n_ahead; n > 0; n = n_ahead, std::swap(now, ahead)) {
-    n_ahead = next_rows(ahead);
+  for (std::int64_t n = next_rows(now, end), n_ahead; n > 0; n = state.last ? 0 : n_ahead, std::swap(now, ahead)) {
+    n_ahead = next_rows(ahead, end);
+    state.last = n_ahead == 0;
+    if (state.last && alone) n_ahead = next_rows(ahead, lanes);  // of the chunk that comes next
     tier.attend(shape, worker.scratch, now, n, ahead, n_ahead, &state);
   }
   if (!state.empty) return;
@@ -161,28 +166,32 @@ void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args,
 
 // partials(c): the result of chunk c of this token.
 template <class Partials>
-void merge(const AttentionArgs& args, const TierShape& shape, const Rows& rows, std::int64_t token, std::int64_t head,
-           Partials&& partials) {
-  const std::int64_t latent = args.kv.latent, lanes = rows.lanes(token);
-  const std::int64_t chunks = std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
+void merge(const Tier& tier, const AttentionArgs& args, const TierShape& shape, const Rows& rows, std::int64_t token,
+           std::int64_t head, float* mixed, Partials&& partials) {
+  const std::int64_t lanes = rows.lanes(token), n = std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
+  const float* values[kMaxChunks];
+  float weights[kMaxChunks];
   Softmax softmax;
-  for (std::int64_t c = 0; c < chunks; ++c) softmax.raise_peak(partials(c).peak[head]);
-  float* value = partials(0).value + head * shape.value_stride;  // the sum is made in place
-  for (std::int64_t c = 0; c < chunks; ++c) {
-    const Softmax part = partials(c).softmax(head);
-    const float weight = softmax.weight(part.peak);
-    softmax.sum += weight * part.sum;
-    const float* x = partials(c).value + head * shape.value_stride;
-    for (std::int64_t d = 0; d < latent; ++d) value[d] = c == 0 ? weight * x[d] : value[d] + weight * x[d];
+  for (std::int64_t c = 0; c < n; ++c) softmax.raise_peak(partials(c).peak[head]);
+  for (std::int64_t c = 0; c < n; ++c) {
+    const Partial& part = partials(c);
+    values[c] = part.value + head * shape.value_stride;
+    weights[c] = softmax.weight(part.peak[head]);
+    softmax.sum += weights[c] * part.sum[head];
   }
+  if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
 
   const float normaliser = softmax.normaliser(args.sink ? base::load_f32(args.sink, head) : Softmax::kNothing);
+  for (std::int64_t c = 0; c < n; ++c) weights[c] = softmax.empty() ? 0.f : weights[c] * normaliser;
+  const std::int64_t columns = round_up(shape.latent, kWidthPad);
+  if (args.out.dtype == DType::f32 && args.out.step(2) == 1 && columns == shape.latent)
+    return tier.mix(values, weights, n, columns, base::at<float>(args.out, token, head));
+  tier.mix(values, weights, n, columns, mixed);
   base::visit_real(args.out.dtype, [&](auto type) {
     using T = decltype(type);
-    for (std::int64_t d = 0; d < latent; ++d)
-      *base::at<T>(args.out, token, head, d) = base::round_to<T>(softmax.empty() ? 0.f : value[d] * normaliser);
+    T* out = base::at<T>(args.out, token, head);
+    for (std::int64_t d = 0; d < shape.latent; ++d) out[d * args.out.step(2)] = base::round_to<T>(mixed[d]);
   });
-  if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
 }
 
 }  // namespace
@@ -203,10 +212,11 @@ void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
   for (std::int64_t first = 0; first < tokens; first += b.wave) {
     const std::int64_t n = std::min(b.wave, tokens - first);
     cpu::parallel_for(exec.backend, n * b.chunks, [&](std::int64_t i, int w) {
-      attend(kTier, shape, args, rows, first + i / b.chunks, i % b.chunks, worker(w), partial(i));
+      attend(kTier, shape, args, rows, first + i / b.chunks, i % b.chunks, exec.backend.threads() == 1, worker(w),
+             partial(i));
     });
-    cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int) {
-      merge(args, shape, rows, first + i / heads, i % heads,
+    cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int w) {
+      merge(kTier, args, shape, rows, first + i / heads, i % heads, worker(w).mixed,
             [&](std::int64_t c) { return partial(i / heads * b.chunks + c); });
     });
   }

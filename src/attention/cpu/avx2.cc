@@ -15,7 +15,7 @@ struct Ops {
   using Vec = __m256;
   using Right = __m256;
   static constexpr Index kLanes = 8, kPair = 1, kVecs = 3, kBlock = 64, kRowPad = 8;
-  static constexpr bool kTiles = false;
+  static constexpr bool kTiles = false, kHasNarrow = false;
   static constexpr int rows(int vectors) { return vectors == 1 ? 8 : 4; }  // at most 12 sums in 16 registers
 
   static Vec load(const float* x) { return _mm256_loadu_ps(x); }

@@ -27,6 +27,8 @@ struct Avx512 {
   static Vec zero_where_equal(Vec a, Vec b, Vec x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ), x);
   }
+  // Lane i: lanes 2 i and 2 i + 1; zeros in the upper half.
+  static Vec add_pairs(Vec x) { return _mm512_maskz_compress_ps(0x5555, add(x, _mm512_permute_ps(x, 0xB1))); }
   static void begin() {}
   static void end() {}
 };

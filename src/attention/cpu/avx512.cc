@@ -14,11 +14,16 @@ struct Ops : Avx512 {
   using Operand = float;
   using Right = __m512;
   static constexpr Index kPair = 1, kBlock = 64, kRowPad = 8;
-  static constexpr bool kTiles = false;
+  static constexpr bool kTiles = false, kHasNarrow = true;
   static constexpr int rows(int vectors) { return vectors <= 2 ? 8 : 4; }  // at most 16 sums in 32 registers
 
   static Vec right(const float* x) { return load(x); }
   static Vec left(const float* x) { return set1(*x); }
+  static Vec left_two(const float* x) {
+    double two;
+    __builtin_memcpy(&two, x, sizeof two);
+    return _mm512_castpd_ps(_mm512_set1_pd(two));
+  }
   static Vec dot(Vec sum, Vec a, Vec b) { return _mm512_fmadd_ps(a, b, sum); }
   static void store_operands(float* to, const Vec* p, Vec*) { store(to, *p); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cpu/avx512bf16-inl.h -- operands in bf16 pairs, sums in f32: what the bf16 tiers share. Included inside a
-// tier's unnamed namespace, after avx512-inl.h.
+// src/attention/cpu/avx512bf16-inl.h -- operands in bf16 pairs, sums in f32: what the bf16 tiers share. Included inside
+// a tier's unnamed namespace, after avx512-inl.h.
 #pragma once
 
 struct Avx512Bf16 : Avx512 {
@@ -14,6 +14,11 @@ struct Avx512Bf16 : Avx512 {
     std::int32_t pair;
     __builtin_memcpy(&pair, x, sizeof pair);
     return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  static Right left_two(const Operand* x) {
+    long long two;
+    __builtin_memcpy(&two, x, sizeof two);
+    return (__m512bh)_mm512_set1_epi64(two);
   }
   static Vec dot(Vec sum, Right a, Right b) { return _mm512_dpbf16_ps(sum, a, b); }
 
@@ -52,8 +57,8 @@ struct Avx512Bf16 : Avx512 {
       const __m512i exact = _mm512_and_si512(wide, magnitude);
       nan |= _mm512_cmpeq_epi16_mask(exact, magnitude);
       const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(exact, 4), _mm512_set1_epi16(120 << 7));
-      const __m512i value = _mm512_mask_permutexvar_epi16(
-          normal, _mm512_cmplt_epu16_mask(exact, _mm512_set1_epi16(8)), exact, subnormal);
+      const __m512i value =
+          _mm512_mask_permutexvar_epi16(normal, _mm512_cmplt_epu16_mask(exact, _mm512_set1_epi16(8)), exact, subnormal);
       _mm512_storeu_si512(to + i, _mm512_or_si512(value, _mm512_and_si512(_mm512_slli_epi16(wide, 8), sign)));
     }
     return nan != 0;

@@ -13,7 +13,7 @@ namespace {
 
 struct Ops : Avx512Bf16 {
   static constexpr Index kBlock = 64, kRowPad = 8;
-  static constexpr bool kTiles = false;
+  static constexpr bool kTiles = false, kHasNarrow = true;
   static constexpr int rows(int vectors) { return vectors <= 2 ? 8 : 4; }  // at most 16 sums in 32 registers
 };
 

@@ -14,7 +14,7 @@ struct Ops {
   using Int = std::int32_t __attribute__((vector_size(16)));
   using Right = Vec;
   static constexpr Index kLanes = 4, kPair = 1, kVecs = 2, kBlock = 64, kRowPad = 8;
-  static constexpr bool kTiles = false;
+  static constexpr bool kTiles = false, kHasNarrow = false;
   static constexpr int rows(int) { return 4; }
 
   static Vec load(const float* x) {

@@ -22,11 +22,12 @@ struct TierShape {
 inline constexpr std::int64_t kHeadPad = 16;   // arrays over heads hold a multiple of this
 inline constexpr std::int64_t kWidthPad = 64;  // latent and rope are computed in multiples of this
 
-// A softmax under way over some rows. Heads up to a multiple of kHeadPad are written, and latent up to one of kWidthPad.
+// A softmax under way over some rows. Heads are written up to a multiple of kHeadPad, columns up to one of kWidthPad.
 struct TierState {
   float* value;       // [heads, value_stride] sum of exp(score - peak) * row; not read if `empty`
   float *peak, *sum;  // [heads], as in base/softmax.h
   bool empty;         // no row so far
+  bool last;          // no more rows will follow this call: it completes the sums
 };
 
 struct Tier {
@@ -34,10 +35,11 @@ struct Tier {
   std::int64_t (*scratch_bytes)(const TierShape& shape);
   // Packs a token's queries, latent[h][0, shape.latent) and rope[h][0, shape.rope), into the scratch, where they stay.
   void (*load_queries)(const TierShape& shape, std::byte* scratch, const void* const* latent, const void* const* rope);
-  // Attends to n rows at these addresses. `ahead`: the n_ahead rows of the next call, to be fetched early; 0: it was the
-  // last call, and the state is complete.
+  // Attends to n rows at these addresses. `ahead`: n_ahead rows that follow in another call; they are fetched early.
   void (*attend)(const TierShape& shape, std::byte* scratch, const std::byte* const* rows, std::int64_t n,
                  const std::byte* const* ahead, std::int64_t n_ahead, TierState* state);
+  // out[0, columns) = sum of weights[i] * values[i], in order; columns is a multiple of kWidthPad.
+  void (*mix)(const float* const* values, const float* weights, std::int64_t n, std::int64_t columns, float* out);
 };
 
 extern const Tier kPortable;

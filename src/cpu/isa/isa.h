@@ -2,10 +2,10 @@
 // Copyright The SieveMLA authors
 // src/cpu/isa/isa.h -- the instruction sets that kernels are written for, and which of them this process uses.
 //
-// A tier is a row of kIsas, lowest first; each needs all that the rows above it need. A kernel of a tier is a file of its
-// own, compiled with the tier's flags (cmake/isa.cmake), and a row in its room's registry whose runs_here is
-// may_use<Isa::...>. SIEVEMLA_CPU_ISA names the highest tier to use; a room that has no kernel of that tier falls back to
-// the next lower one that it has. Rules for such a file are in docs/kernels/attention-cpu.md.
+// A tier is a row of kIsas, lowest first; each needs all that the rows above it need. A kernel of a tier is a file of
+// its own, compiled with the tier's flags (cmake/isa.cmake), and a row in its room's registry whose runs_here is
+// may_use<Isa::...>. SIEVEMLA_CPU_ISA names the highest tier to use; a room that has no kernel of that tier falls back
+// to the next lower one that it has. Rules for such a file: docs/kernels/attention-cpu.md.
 #pragma once
 #include <cstdint>
 #include <span>
