@@ -96,8 +96,7 @@ const stage::attention::AttentionKernel& api::admit(const Backend& backend, cons
   const auto& kernel = base::pick(stage::attention::attention_kernels(), backend, args, "attention");
   const AttentionBounds bounds{tokens, heads, most_lanes(backend, args), args.kv.latent, args.kv.rope};
   check_bounds(bounds, "attention");
-  check_workspace(workspace, tokens > 0 && kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
-                  "attention: workspace");
+  check_workspace(workspace, tokens > 0 ? attention_workspace_bytes(backend, bounds) : 0, "attention: workspace");
   return kernel;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "cpu/isa/isa.h"
 #include "cpu/threads.h"
 #include "sievemla/error.h"
 #include "version.h"
@@ -18,6 +19,7 @@ CpuOptions checked(CpuOptions options) {
   expects(options.threads >= 0 && options.threads <= kMaxThreads, "threads must be 0 (automatic) to 4096",
           "backend cpu: threads", options.threads);
   if (options.threads == 0) options.threads = cpu::default_threads();
+  cpu::isa();  // throws if SIEVEMLA_CPU_ISA asks for what is not there
   return options;
 }
 

@@ -33,6 +33,9 @@ struct Kernel {
   std::string (*lacks)(const Args&);
   void (*run)(const Args&, const Exec&);
   std::int64_t (*workspace_bytes)(const Backend&, const Bounds&);  // null = none
+  // How far its outputs may lie from the reference's (base/compare.h), where its arithmetic is coarser than what is
+  // usual on its backend.
+  double error = 0;
 };
 
 // What keeps a row from serving the call, in words; "" = nothing.

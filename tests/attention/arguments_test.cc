@@ -145,7 +145,7 @@ void expect_refused(const Backend& backend, const Problem& p, const Problem::Twe
 
 template <class Error>
 void expect_refused(const Backend& backend, const Problem& p, const Problem::Tweak& spoil, const char* says) {
-  expect_refused<Error>(backend, p, spoil, says, PoisonedWorkspace(1 << 20));
+  expect_refused<Error>(backend, p, spoil, says, PoisonedWorkspace(1 << 22));
 }
 
 TEST(Arguments, EveryRuleIsChecked) {

@@ -126,18 +126,27 @@ TEST(Case06, Heads) {
   for (const Backend& backend : host_backends()) {
     Problem widest{.tokens = 2, .heads = 128, .pages = 4};
     widest.random_list(64, 60);
-    const Result want = widest.run(backend);
+    const Result all = widest.run(backend);
     EXPECT_TRUE(solved(widest, backend, /*step=*/17));
+    Problem narrow = widest;  // AVX-512 adds in another order for up to 8 heads
+    narrow.heads = 8;
+    const Result eight = narrow.run(backend);
+    EXPECT_TRUE(solved(narrow, backend));
+    const bool apart =
+        backend.kind() == BackendKind::cpu && (cpu::isa() == cpu::Isa::avx512 || cpu::isa() == cpu::Isa::avx512bf16);
     for (std::int64_t heads : {1, 2, 4, 5, 8, 12, 16, 20, 32, 64, 96}) {
       Problem p = widest;
       p.heads = heads;
       const Result got = p.run(backend);  // with guards right after row heads - 1
+      const bool few = apart && heads <= 8;
+      const Result& want = few ? eight : all;
+      const std::int64_t of = few ? 8 : 128;
       for (std::int64_t t = 0; t < 2; ++t)
         for (std::int64_t h = 0; h < heads; ++h)
-          ASSERT_TRUE(same_bits(got.row(t * heads + h, 512), want.row(t * 128 + h, 512))) << heads << " heads, " << h;
+          ASSERT_TRUE(same_bits(got.row(t * heads + h, 512), want.row(t * of + h, 512))) << heads << " heads, " << h;
       for (std::int64_t t = 0; t < 2; ++t)
         EXPECT_TRUE(same_bits(std::span(got.lse).subspan(Problem::at(t * heads), Problem::at(heads)),
-                              std::span(want.lse).subspan(Problem::at(t * 128), Problem::at(heads))));
+                              std::span(want.lse).subspan(Problem::at(t * of), Problem::at(heads))));
     }
   }
 }
