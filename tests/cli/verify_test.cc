@@ -97,7 +97,7 @@ TEST(Verify, CatchesBrokenKernels) {
 
 TEST(Verify, AKernelThatServesNothingIsNotJudged) {
   AttentionKernel none = broken("serves_nothing", scale_off);
-  none.lacks = [](const AttentionArgs&) { return std::string("everything"); };
+  none.lacks = [](const AttentionArgs&) { return base::Lack("everything"); };
   AttentionKernel elsewhere = broken("not_here", scale_off);
   elsewhere.runs_here = [] { return false; };
   const AttentionKernel kernels[] = {none, elsewhere, reference()};

@@ -96,6 +96,21 @@ TEST(Select, DoesNotDependOnTheBudget) {
       }
 }
 
+// Tables without a column, and so without data: legal where every row is empty. They are cut into chunks all the same.
+TEST(Select, TablesWithoutAColumn) {
+  SelectProblem p(2, 2, 4, 3);
+  std::fill(p.lengths.begin(), p.lengths.end(), 0);
+  for (const Backend& backend : host_backends()) {
+    SelectArgs args = p.args(Keys::paged, false);
+    args.score.paged.block_table = args.map.block_table = tensor(static_cast<std::int32_t*>(nullptr), {2, 0});
+    args.score_budget_bytes = 0;  // a row at a time
+    std::fill(p.slots.begin(), p.slots.end(), 7);
+    p.run(backend, args);
+    EXPECT_EQ(p.slots, Ids(p.slots.size(), -1)) << backend.name();
+    EXPECT_EQ(p.positions, Ids(p.positions.size(), -1)) << backend.name();
+  }
+}
+
 TEST(Select, RowsDealtEvenlyAreRowsNamedInOrder) {
   SelectProblem p(4, 3, 12, 2);
   for (const Backend& backend : host_backends())
