@@ -47,6 +47,20 @@ TEST(CliRun, GoldensEndToEnd) {
     }
 }
 
+TEST(CliRun, RanksAreMergedByCombine) {
+  const Json json = json_of(check("glm52-tiny", {"--norm-eps", "hf", "--ranks", "3", "--threads", "1"}), "run");
+  EXPECT_TRUE(json.at("check").at("passed"));
+  EXPECT_EQ(json.at("ranks"), 3);
+  EXPECT_EQ(json.at("tokens").get<std::vector<int>>(), generated("glm52-tiny"));
+  int merges = 0;
+  for (const Json& row : json.at("layers")) merges += row.at("stage") == "combine" && row.at("us") > 0;
+  EXPECT_EQ(merges, 4);
+  const std::string model = golden_dir("glm5-tiny").string();
+  for (const std::string ranks : {"0", "65", "-1", "two"})
+    expect_failure({"run", model, "--prompt", "x", "--ranks", ranks}, 2,
+                   {"--ranks must be a whole number from 1 to 64"});
+}
+
 // The engines' eps is the default, and misses a golden of transformers by little: the program says why.
 TEST(CliRun, DefaultEpsHintsAtHf) {
   const Outcome outcome = run_program(check("glm5-tiny", {}));
