@@ -104,7 +104,7 @@ TEST(BadArgument, Topk) {
 }
 
 TEST(BadArgument, TopkOfF16IsUnsupported) {
-  expect_refused<Unsupported>({"f16 scores", "bfloat16", [](Call& c) { c.topk_args.scores.dtype = DType::f16; }},
+  expect_refused<Unsupported>({"f16 scores", "must be f32", [](Call& c) { c.topk_args.scores.dtype = DType::f16; }},
                               run_topk);
 }
 
