@@ -2,8 +2,8 @@
 // Copyright The SieveMLA authors
 // tests/pipeline/launch_test.cc -- no stage allocates once it is called, in any form of a call.
 //
-// Counted is every plain operator new of this program, the library's included: neither malloc, nor what OpenMP takes for
-// its threads, nor the aligned operator new that the tests' workspaces come from.
+// Counted is every plain operator new of this program, the library's included: neither malloc, nor what OpenMP takes
+// for its threads, nor the aligned operator new that workspaces in tests come from.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -114,7 +114,8 @@ constexpr Form kForms[] = {
        SelectArgs select_args = args.indexer->select;
        select_args.score.q = tensor(layer.index_q.data(), {Layer::kTokens, Layer::kIndexHeads, 128});
        select_args.score.paged = {};
-       select_args.score.contiguous = {.keys = tensor(layer.side_by_side.data(), {40, 128}), .scales = {}, .starts = {}};
+       select_args.score.contiguous = {
+           .keys = tensor(layer.side_by_side.data(), {40, 128}), .scales = {}, .starts = {}};
        select(backend, select_args, workspace);
      }},
     {"AttentionOfABlockTable",
