@@ -42,7 +42,7 @@ struct Bad {
 
 template <class Error, class Run>
 void expect_refused(const Bad& bad, Run&& run) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Call call;
     run(backend, call);  // right as it is
     Call wrong;
@@ -93,7 +93,7 @@ const Bad kBadTopk[] = {
      }},
     {"row_request of other rows", "map.row_request", [](Call& c) { c.topk_args.map.row_request.shape[0] = 2; }},
     {"another device", "device", [](Call& c) { c.topk_args.positions.device = {DeviceType::cuda, 0}; }},
-    {"workspace too small", "the workspace must hold", [](Call& c) { c.workspace_short = 1; }},
+    {"workspace too small", "workspace must be large enough", [](Call& c) { c.workspace_short = 1; }},
 };
 
 TEST(BadArgument, Topk) {
@@ -138,7 +138,7 @@ TEST(BadArgument, ExpandPools) {
 }
 
 TEST(BadArgument, TopkWorkspaceBytes) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     EXPECT_THROW(topk_workspace_bytes(backend, {-1, 10, 5}), InvalidArgument);
     EXPECT_THROW(topk_workspace_bytes(backend, {1, -10, 5}), InvalidArgument);
     EXPECT_THROW(topk_workspace_bytes(backend, {1, 10, -5}), InvalidArgument);
