@@ -95,6 +95,15 @@ TEST(Threads, WorkspaceGrowsWithEveryBound) {
     }
 }
 
+TEST(DeadlineDeathTest, EndsTheProgram) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto hangs = [] {
+    const Deadline deadline(std::chrono::seconds(0), "call 7");
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  };
+  EXPECT_EXIT(hangs(), testing::ExitedWithCode(EXIT_FAILURE), "call 7: not done after 0 s");
+}
+
 // Calls of 1 to 512 tokens and up to 2048 lanes, first one after the other, then from two host threads at once: every
 // checksum stays, and every call is over within 10 seconds. Of the 20,000 launches on two streams that a GPU must
 // stand, a host makes 300: the edges of both ranges, then random shapes of at most 40,000 rows to attend to, so that it
@@ -102,10 +111,10 @@ TEST(Threads, WorkspaceGrowsWithEveryBound) {
 TEST(Case24, Soak) {
   constexpr int kCalls = 100;
   constexpr std::chrono::seconds kLimit{*SIEVEMLA_SANITIZED ? 100 : 10};  // a sanitizer takes about ten times as long
-  constexpr std::int64_t kMostCells = 65 * 64, kMostRows = 40'000;       // tokens * heads, and times lanes
-  constexpr std::array<std::int64_t, 3> kEdges[] = {{1, 8, 2048},  {1, 64, 2048}, {2, 16, 2048}, {3, 8, 2047},
-                                                    {512, 8, 8},   {511, 8, 17},  {257, 16, 9},  {512, 8, 0},
-                                                    {65, 64, 20},  {64, 64, 20},  {64, 16, 65},  {65, 8, 129}};
+  constexpr std::int64_t kMostCells = 65 * 64, kMostRows = 40'000;        // tokens * heads, and times lanes
+  constexpr std::array<std::int64_t, 3> kEdges[] = {{1, 8, 2048}, {1, 64, 2048}, {2, 16, 2048}, {3, 8, 2047},
+                                                    {512, 8, 8},  {511, 8, 17},  {257, 16, 9},  {512, 8, 0},
+                                                    {65, 64, 20}, {64, 64, 20},  {64, 16, 65},  {65, 8, 129}};
   Problem pool{.pages = 34};  // rows to draw from: the cache is full
   Problem::Cache cache(pool);
   for (std::int64_t s = 0; s < pool.slots(); ++s) cache.fill(pool, s);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/backward_pool.h -- a thread pool as a host may bring it: three workers, the work goes through backwards.
+// tests/support/backward_pool.h -- a thread pool as a host may bring it: three workers, and the work goes through
+// backwards.
 #pragma once
 #include <atomic>
 #include <cstdint>
