@@ -4,8 +4,7 @@
 //
 //   embed -> [ norm -> attention block -> + -> norm -> MLP or experts -> + ] x layers -> norm -> lm_head
 //   attention block:  projections -> write -> indexer -> topk -> attention [ -> combine ] -> projections
-//                                                                                       (sievemla/pipeline.h,
-// combine.h)
+//                                                                              (sievemla/pipeline.h, combine.h)
 //
 // MLA is absorbed: q_nope goes through the key half of kv_b_proj into latent space, the attention's output through the
 // value half. Physical pages lie in a scrambled order, so that a mistake with pages shows.
