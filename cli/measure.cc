@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <vector>
 
 namespace sievemla::cli {
@@ -21,7 +22,7 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
   }
   std::sort(us.begin(), us.end());
   const auto quantile = [&](double q) {
-    return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)];
+    return us[static_cast<std::size_t>(std::lround(q * static_cast<double>(us.size() - 1)))];
   };
   return {quantile(0.5), quantile(0.1), quantile(0.9), static_cast<int>(us.size())};
 }

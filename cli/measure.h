@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // cli/measure.h -- how commands time a call, how far a backend may be off, and the scratch memory it gets.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,11 @@ Timing median_us(const std::function<void()>& call, const Effort& effort);
 
 // The largest relative error (base/compare.h) of f32 results against double arithmetic on the same bytes.
 double tolerance(const Backend& backend);
+// The same for one of its kernels (a base::Kernel).
+template <class Kernel>
+double tolerance(const Backend& backend, const Kernel& kernel) {
+  return std::max(tolerance(backend), kernel.error);
+}
 
 // A workspace of its own, aligned as the library asks.
 class Scratch {

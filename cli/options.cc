@@ -34,7 +34,7 @@ CLI::Option* add_integer(CLI::App& command, const std::string& names, std::int64
 }
 
 CLI::Option* add_choice(CLI::App& command, const std::string& names, std::string& value,
-                        std::vector<std::string> choices, const std::string& help) {
+                        const std::vector<std::string>& choices, const std::string& help) {
   std::string list;
   for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
   std::string type = list;

@@ -34,7 +34,7 @@ CLI::Option* add_integer(CLI::App& command, const std::string& names, std::int64
 
 // An option that takes one of `choices`. `value` holds the default; empty = depends, and `help` says on what.
 CLI::Option* add_choice(CLI::App& command, const std::string& names, std::string& value,
-                        std::vector<std::string> choices, const std::string& help);
+                        const std::vector<std::string>& choices, const std::string& help);
 
 // --threads, and the CpuOptions it stands for.
 CLI::Option* add_threads(CLI::App& command, std::int64_t& threads);

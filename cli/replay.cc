@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // cli/replay.cc -- sievemla replay: runs one traced call on every backend, and compares with what the trace says.
+#include "attention/registry.h"
 #include "base/compare.h"
 #include "base/view.h"
 #include "cli/measure.h"
@@ -79,6 +80,7 @@ Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
   Row row = timed_row(backend, "attention", cache.name,
                       2.0 * static_cast<double>(heads) * pairs * static_cast<double>(2 * latent + trace.rope),
                       pairs * row_bytes, [&] { attention(backend, args, scratch.workspace()); });
+  row.bound = tolerance(backend, base::pick(stage::attention::attention_kernels(), backend, args, "replay"));
   for (const auto& [got, want] : {std::pair(&out, cache.out), std::pair(&lse, cache.lse)})
     if (want) row.error = std::max(row.error.value_or(0), base::relative_error(*got, floats(want)));
   return row;

@@ -481,7 +481,7 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
       bool good = true;
       for (std::size_t o = 0; o < c.outputs.size(); ++o) {
         const Output& output = c.outputs[o];
-        const double bound = output.kind == Output::bits ? 0 : tolerance(backend) + output.extra;
+        const double bound = output.kind == Output::bits ? 0 : tolerance(backend, kernel) + output.extra;
         const double off = error(snapshot(output), want[o], output.kind);
         verdicts[n].worst = std::max(verdicts[n].worst, off > 0 ? off / bound : 0);
         if (off <= bound) continue;

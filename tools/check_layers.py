@@ -26,7 +26,7 @@ LIBRARY = set(LAYERS) - {"cli", "model"}  # plus src/model/geometries.*
 
 # Headers of others, by room. Standard C++ headers (no dot, no slash) are free for all but NEVER_INCLUDED.
 SYSTEM = {
-    "cpu": r"omp\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h",
+    "cpu": r"omp\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h|unistd\.h|sys/syscall\.h",
     "cuda": r"(cuda|cub|cooperative_groups|nv)[\w/.]*",
     "model": r"nlohmann/json\.hpp|fcntl\.h|unistd\.h|sys/(mman|stat)\.h",
     "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|fnmatch|sched|cpuid|sys/\w+)\.h",

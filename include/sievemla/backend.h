@@ -33,7 +33,9 @@ class Backend {
  public:
   // Double precision and simple: the specification. Serves any geometry, on host memory.
   static Backend reference();
-  // The host's processor. Throws InvalidArgument if threads is negative or above 4096.
+  // The host's processor, with the best instruction set that kernels are written for and the machine runs, or the one
+  // that SIEVEMLA_CPU_ISA names: portable, avx2, avx512, avx512bf16 or amx. Throws InvalidArgument if threads is
+  // negative or above 4096, or for another name; Unsupported for a tier that the machine lacks.
   static Backend cpu(CpuOptions options = {});
   // A CUDA device. Throws Unsupported in a build without CUDA, DeviceError if the device cannot be used.
   static Backend cuda(int device = 0);

@@ -12,6 +12,7 @@
 
 namespace sievemla {
 
+// Any number of parts, tokens, heads and columns.
 struct CombineArgs {
   TensorView partial_out;  // [parts, tokens, heads, width] f32 or bf16, each normalised by its own lse; any strides
                            // with a contiguous last dim. Not read where partial_lse is -inf (it may hold NaN).

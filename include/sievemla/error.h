@@ -38,8 +38,8 @@ struct DeviceError : Error {
   using Error::Error;
 };
 
-// Where a value stands, in up to four pieces that are joined only when a message is made: a good call allocates nothing.
-// It keeps views, so the pieces have to outlive it.
+// Where a value stands, in up to four pieces that are joined only when a message is made: a good call allocates
+// nothing. It keeps views, so the pieces have to outlive it.
 class Where {
  public:
   constexpr Where(const char* piece) : pieces_{piece} {}
@@ -55,6 +55,7 @@ class Where {
     }
     return longer;
   }
+  constexpr bool empty() const { return pieces_[0].empty(); }
   friend std::ostream& operator<<(std::ostream& out, const Where& where) {
     for (const std::string_view piece : where.pieces_) out << piece;
     return out;

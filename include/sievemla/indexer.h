@@ -51,9 +51,9 @@ void write_index_keys(const Backend& backend, const WriteIndexKeysArgs& args, St
 // ---- query side -------------------------------------------------------------------------------------
 
 struct IndexQueryArgs {
-  TensorView q;        // [tokens, heads, 128] f32 or bf16: the raw projection
-  TensorView weights;  // [tokens, heads] f32 or bf16: the raw projection
-  float weight_scale;  // multiplies every weight: heads^-0.5 * 128^-0.5
+  TensorView q;              // [tokens, heads, 128] f32 or bf16: the raw projection
+  TensorView weights;        // [tokens, heads] f32 or bf16: the raw projection
+  float weight_scale = 0.f;  // multiplies every weight: heads^-0.5 * 128^-0.5; must be positive and finite
   Rope rope;
   ScaleRule scale = ScaleRule::power_of_two;  // u8 output only
   TensorView out_q;        // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight

@@ -4,8 +4,9 @@
 //
 //   hidden -> [kv: write] per new token: latent row (here), indexer key (indexer.h)
 //
-// All functions here enqueue on `stream` and neither allocate nor synchronise. Slots are i32 or i64; a slot < 0 is
-// skipped; a slot >= cache.slots() is InvalidArgument on host backends and skipped on cuda.
+// All functions here enqueue on `stream` and neither allocate nor synchronise. Slots are i32 or i64. A writer skips a
+// slot < 0; a slot >= cache.slots() is InvalidArgument on host backends and skipped on cuda. A gatherer gives zeros for
+// any slot outside the cache.
 #pragma once
 #include "sievemla/backend.h"
 #include "sievemla/kv_format.h"

@@ -18,12 +18,16 @@ namespace {
 
 using stage::attention::Rows;
 
+void check_heads(std::int64_t heads, const Where& where) {
+  expects(heads >= 1 && heads <= 128, "heads must be 1 to 128", where, heads);
+}
+
 // Sizes within which a workspace's bytes fit 63 bits.
 void check_bounds(const AttentionBounds& b, const Where& where) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   constexpr int kMostWidth = 65536;
   expects(b.tokens >= 0 && b.tokens <= kMost, "tokens must be 0 to 2^40", where, b.tokens);
-  expects(b.heads >= 1 && b.heads <= 128, "heads must be 1 to 128", where, b.heads);
+  check_heads(b.heads, where);
   expects(b.lanes >= 0 && b.lanes <= kMost, "lanes must be 0 to 2^40", where, b.lanes);
   expects(b.latent >= 1 && b.latent <= kMostWidth && b.rope >= 0 && b.rope <= kMostWidth,
           "a row must be latent 1 to 65536 and rope 0 to 65536 wide", where, b.latent, " + ", b.rope);
@@ -36,7 +40,7 @@ void check_rows(const Backend& backend, const Slots& slots, std::int64_t tokens)
     api::check_tensor(backend, indices, {api::kAny, api::kAny, api::kAny}, {DType::i32, DType::i64},
                       "attention: rows.indices");
     expects(tokens == 0
-                ? indices.dim(0) * indices.dim(1) == 0
+                ? indices.dim(0) == 0 || indices.dim(1) == 0
                 : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
             "indices must be [requests, q_len, topk] with requests * q_len tokens", "attention: rows.indices",
             api::describe(indices), " for ", tokens, " tokens");
@@ -53,6 +57,13 @@ void check_rows(const Backend& backend, const BlockTable& blocks, std::int64_t t
   expects(tokens == 0 || (requests > 0 && tokens % requests == 0), "tokens must be requests * q_len",
           "attention: rows.table", tokens, " tokens, ", requests, " requests");
   api::check_tensor(backend, blocks.lengths, {requests}, {DType::i32}, "attention: rows.lengths");
+}
+
+// A bound on the lanes of every token. Lengths are looked at where the host can.
+std::int64_t most_lanes(const Backend& backend, const AttentionArgs& args) {
+  const BlockTable* blocks = std::get_if<BlockTable>(&args.rows);
+  if (blocks && !api::on_host(backend)) return blocks->table.dim(1) * args.kv.page_size();
+  return Rows(args).most_lanes(args.q.dim(0));
 }
 
 // Debug mode, on the host: every entry that a lane goes through is -1 or inside the cache.
@@ -74,25 +85,25 @@ const stage::attention::AttentionKernel& api::admit(const Backend& backend, cons
   api::check_tensor(backend, args.q, {api::kAny, api::kAny, args.q_rope ? latent : latent + rope},
                     {DType::bf16, DType::f32}, "attention: q");
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
+  check_heads(heads, "attention: q");
   if (args.q_rope) api::check_tensor(backend, args.q_rope, {tokens, heads, rope}, {args.q.dtype}, "attention: q_rope");
   std::visit([&](const auto& rows) { check_rows(backend, rows, tokens); }, args.rows);
   expects(args.scale > 0 && args.scale <= std::numeric_limits<float>::max(), "scale must be positive and finite",
           "attention: scale", args.scale);
   if (args.sink) api::check_tensor(backend, args.sink, {heads}, {DType::f32}, "attention: sink");
-  api::check_tensor(backend, args.out, {tokens, heads, latent}, {DType::bf16, DType::f32}, "attention: out");
-  if (args.lse) api::check_tensor(backend, args.lse, {tokens, heads}, {DType::f32}, "attention: lse");
+  api::check_output(backend, args.out, {tokens, heads, latent}, {DType::bf16, DType::f32}, "attention: out");
+  if (args.lse) api::check_output(backend, args.lse, {tokens, heads}, {DType::f32}, "attention: lse");
   const auto& kernel = base::pick(stage::attention::attention_kernels(), backend, args, "attention");
-  const AttentionBounds bounds{tokens, heads, Rows(args).most_lanes(tokens), args.kv.latent, args.kv.rope};
+  const AttentionBounds bounds{tokens, heads, most_lanes(backend, args), args.kv.latent, args.kv.rope};
   check_bounds(bounds, "attention");
-  check_workspace(workspace, tokens > 0 && kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
-                  "attention: workspace");
+  check_workspace(workspace, tokens > 0 ? attention_workspace_bytes(backend, bounds) : 0, "attention: workspace");
   return kernel;
 }
 
 void attention(const Backend& backend, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const auto& kernel = api::admit(backend, args, workspace);
   const std::int64_t tokens = args.q.dim(0);
-  if (args.check_indices) check_entries(Rows(args), tokens);
+  if (args.check_indices && api::on_host(backend)) check_entries(Rows(args), tokens);
   if (tokens > 0) kernel.run(args, {backend, workspace, stream});
 }
 

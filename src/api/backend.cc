@@ -3,8 +3,10 @@
 // src/api/backend.cc -- which backends there are, and which one a name means.
 #include "sievemla/backend.h"
 
+#include <algorithm>
 #include <cstdlib>
 
+#include "cpu/isa/isa.h"
 #include "cpu/threads.h"
 #include "sievemla/error.h"
 #include "version.h"
@@ -17,7 +19,8 @@ constexpr int kMaxThreads = 4096;  // a bound on scratch: workspaces hold a part
 CpuOptions checked(CpuOptions options) {
   expects(options.threads >= 0 && options.threads <= kMaxThreads, "threads must be 0 (automatic) to 4096",
           "backend cpu: threads", options.threads);
-  if (options.threads == 0) options.threads = cpu::default_threads();
+  if (options.threads == 0) options.threads = std::min(cpu::default_threads(), kMaxThreads);
+  cpu::isa();  // throws if SIEVEMLA_CPU_ISA asks for what is not there
   return options;
 }
 
@@ -41,23 +44,32 @@ std::string Backend::name() const {
 Backend Backend::reference() { return {BackendKind::reference, {}, {1, {}}}; }
 Backend Backend::cpu(CpuOptions options) { return {BackendKind::cpu, {}, checked(options)}; }
 Backend Backend::cuda(int device) {
+  expects(device >= 0, "a device's index must not be negative", "backend cuda", device);
   throw Unsupported(error_message("the cuda backend needs a build with CUDA kernels", "backend",
                                   "cuda:" + std::to_string(device) + " in a build without any"));
 }
 
-Backend Backend::by_name(std::string_view name, CpuOptions options) {
-  if (name == "auto") return best(options);
-  if (name == "reference") return reference();
-  if (name == "cpu") return cpu(options);
-  if (name == "cuda") return cuda(0);
-  if (name.starts_with("cuda:") && name.size() == 6 && name[5] >= '0' && name[5] <= '9') return cuda(name[5] - '0');
+namespace {
+
+Backend named(std::string_view name, CpuOptions options, const char* where) {
+  if (name == "reference") return Backend::reference();
+  if (name == "cpu") return Backend::cpu(options);
+  if (name == "cuda") return Backend::cuda(0);
+  if (name.starts_with("cuda:") && name.size() == 6 && name[5] >= '0' && name[5] <= '9')
+    return Backend::cuda(name[5] - '0');
   throw InvalidArgument(
-      error_message("a backend is one of auto, reference, cpu, cuda, cuda:0 .. cuda:9", "backend", "'", name, "'"));
+      error_message("a backend is one of auto, reference, cpu, cuda, cuda:0 .. cuda:9", where, "'", name, "'"));
+}
+
+}  // namespace
+
+Backend Backend::by_name(std::string_view name, CpuOptions options) {
+  return name == "auto" ? best(options) : named(name, options, "backend");
 }
 
 Backend Backend::best(CpuOptions options) {
   if (const char* forced = std::getenv("SIEVEMLA_BACKEND"); forced && *forced && std::string_view(forced) != "auto")
-    return by_name(forced, options);
+    return named(forced, options, "SIEVEMLA_BACKEND");
   return cpu(options);
 }
 

@@ -3,6 +3,7 @@
 #include "api/checks.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "base/view.h"
@@ -30,7 +31,7 @@ std::string shape_text(const std::int64_t* extents, std::size_t rank) {
   return text + "]";
 }
 
-// Extents and strides are not negative, and the last element's byte offset fits 63 bits.
+// Extents and strides are not negative, the last element's byte offset fits 63 bits, and the data is aligned.
 void check_extents(const TensorView& view, const Where& where) {
   __int128 last = 0;
   bool empty = false;
@@ -43,6 +44,35 @@ void check_extents(const TensorView& view, const Where& where) {
   if (empty) return;
   expects((last + 1) * size_of(view.dtype) <= INT64_MAX, "byte offsets must fit 63 bits", where, describe(view));
   expects(view.data != nullptr, "a tensor that is not empty must have data", where, "null");
+  expects(reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(size_of(view.dtype)) == 0,
+          "data must be aligned to its dtype", where, view.data, " for ", sievemla::name_of(view.dtype));
+}
+
+// No two elements at one address: taken in the order of their strides, each dimension steps over all that the ones
+// before it reach. (A layout that is distinct but interleaved otherwise is refused too.)
+void check_distinct(const TensorView& view, const Where& where) {
+  std::array<int, TensorView::kMaxRank> order{};  // dimensions of more than one, insertion-sorted by stride
+  int n = 0;
+  for (int d = 0; d < view.rank; ++d) {
+    if (view.dim(d) == 0) return;
+    if (view.dim(d) == 1) continue;
+    int i = n++;
+    for (; i > 0 && view.step(order[static_cast<std::size_t>(i - 1)]) > view.step(d); --i)
+      order[static_cast<std::size_t>(i)] = order[static_cast<std::size_t>(i - 1)];
+    order[static_cast<std::size_t>(i)] = d;
+  }
+  std::int64_t reach = 0;  // the largest offset so far
+  for (int i = 0; i < n; ++i) {
+    const int d = order[static_cast<std::size_t>(i)];
+    expects(view.step(d) > reach, "elements that are written must not overlap", where, describe(view), ", stride ",
+            view.step(d), " in dimension ", d);
+    reach += (view.dim(d) - 1) * view.step(d);
+  }
+}
+
+// Slots are counted in 63 bits.
+void check_slots(const TensorView& pages, const Where& where) {
+  expects(pages.dim(0) <= INT64_MAX / pages.dim(1), "pages * page size must fit 63 bits", where, describe(pages));
 }
 
 }  // namespace
@@ -50,6 +80,7 @@ void check_extents(const TensorView& view, const Where& where) {
 std::ostream& operator<<(std::ostream& out, const Description& description) {
   const TensorView& view = description.view;
   if (!view) return out << "absent";
+  if (view.rank < 0 || view.rank > TensorView::kMaxRank) return out << "rank " << view.rank;
   return out << shape_text(view.shape.data(), static_cast<std::size_t>(view.rank)) << ' '
              << sievemla::name_of(view.dtype);
 }
@@ -66,16 +97,32 @@ void check_tensor(const Backend& backend, const TensorView& view, std::initializ
     throw InvalidArgument(error_message("the shape must be " + wanted, where, describe(view)));
   }
   if (std::find(dtypes.begin(), dtypes.end(), view.dtype) == dtypes.end()) {
-    const std::string rule = "the dtype must be " + list(dtypes);
-    if (view.dtype == DType::f16)
-      throw Unsupported(error_message(rule + " (serve the model with --dtype bfloat16)", where, describe(view)));
-    throw InvalidArgument(error_message(rule, where, describe(view)));
+    std::string rule = "the dtype must be " + list(dtypes);
+    if (view.dtype != DType::f16) throw InvalidArgument(error_message(rule, where, describe(view)));
+    if (std::find(dtypes.begin(), dtypes.end(), DType::bf16) != dtypes.end())
+      rule += " (serve the model with --dtype bfloat16)";
+    throw Unsupported(error_message(rule, where, describe(view)));
   }
   check_extents(view, where);
   if (view.device != backend.device()) {
     const std::string rule = "the tensor must be on the backend's device " + name_of(backend.device());
     throw InvalidArgument(error_message(rule, where, name_of(view.device)));
   }
+}
+
+void check_output(const Backend& backend, const TensorView& view, std::initializer_list<std::int64_t> shape,
+                  std::initializer_list<DType> dtypes, const Where& where) {
+  check_tensor(backend, view, shape, dtypes, where);
+  check_distinct(view, where);
+}
+
+void check_bound(std::int64_t value, std::int64_t most, const char* rule, const Where& where) {
+  expects(value >= 0 && value <= most, rule, where, value, ", at most ", most);
+}
+
+void check_scale_rule(ScaleRule rule, const Where& where) {
+  expects(rule == ScaleRule::arbitrary || rule == ScaleRule::power_of_two, "a scale rule is arbitrary or power_of_two",
+          where, static_cast<int>(rule));
 }
 
 void check_contiguous_rows(const TensorView& view, const Where& where) {
@@ -98,29 +145,30 @@ void check_cache(const Backend& backend, const KvCache& cache, const Where& wher
   expects(cache.pages.dim(2) >= row, "the last dimension must hold a row", where, describe(cache.pages),
           ", a row takes ", row);
   expects(cache.pages.dim(1) >= 1, "the page size must be at least 1", where, cache.pages.dim(1));
-  expects(cache.pages.dim(1) == 1 || cache.pages.step(1) >= row, "rows must not overlap: row stride >= row", where,
-          "row stride ", cache.pages.step(1), ", row ", row);
+  check_slots(cache.pages, where);
+  TensorView rows = cache.pages;  // without what pads them
+  rows.shape[2] = row;
+  check_distinct(rows, where);
 }
 
 void check_cache(const Backend& backend, const IndexCache& cache, const Where& where) {
+  expects(cache.format == IndexFormat::f32 || cache.format == IndexFormat::bf16 || cache.format == IndexFormat::fp8,
+          "an index format is f32, bf16 or fp8", where, static_cast<int>(cache.format));
   const bool fp8 = cache.format == IndexFormat::fp8;
   const DType storage = fp8 ? DType::u8 : cache.format == IndexFormat::bf16 ? DType::bf16 : DType::f32;
   check_tensor(backend, cache.pages, {kAny, kAny, fp8 ? kIndexKeyBytes : kIndexDim}, {storage}, where);
   check_contiguous_rows(cache.pages, where);
   expects(cache.page_size() >= 1, "the page size must be at least 1", where, cache.page_size());
-  const std::int64_t row = cache.pages.dim(2), step = cache.pages.step(1);
-  if (fp8) {  // the page is one block of bytes, and its scales are read as f32
-    expects(cache.page_size() == 1 || step == kIndexKeyBytes, "an fp8 page must be contiguous: row stride 132", where,
-            step);
-  } else {
-    expects(cache.page_size() == 1 || step >= row, "keys must not overlap: row stride >= 128", where, step);
-  }
+  check_slots(cache.pages, where);
+  expects(!fp8 || cache.page_size() == 1 || cache.pages.step(1) == kIndexKeyBytes,  // its scales come after its keys
+          "an fp8 page must be contiguous: row stride 132", where, cache.pages.step(1));
+  check_distinct(cache.pages, where);
 }
 
 void check_write_slots(const Backend& backend, const TensorView& slots, std::int64_t tokens, std::int64_t cache_slots,
                        const Where& where) {
   check_tensor(backend, slots, {tokens}, {DType::i32, DType::i64}, where);
-  if (backend.kind() == BackendKind::cuda) return;
+  if (!on_host(backend)) return;
   for (std::int64_t t = 0; t < tokens; ++t)
     if (const std::int64_t slot = base::load_int(slots, t); slot >= cache_slots)
       throw InvalidArgument(error_message("a slot must be below " + std::to_string(cache_slots) + ", the cache's slots",
@@ -150,8 +198,9 @@ void check_slot_map(const Backend& backend, const SlotMap& map, std::int64_t row
 void check_workspace(Workspace workspace, std::int64_t needed, const Where& where) {
   expects(workspace.bytes >= needed, "the workspace must be large enough", where, workspace.bytes, " bytes, needed ",
           needed);
-  expects(needed == 0 ||
-              (workspace.data != nullptr && reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlign == 0),
+  if (needed == 0) return;
+  expects(workspace.data != nullptr, "the workspace must have data", where, "null");
+  expects(reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlign == 0,
           "the workspace must be aligned to 256 bytes", where, workspace.data);
 }
 

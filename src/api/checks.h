@@ -25,11 +25,24 @@ struct Description {
 };
 inline Description describe(const TensorView& view) { return {view}; }
 
-// A tensor the call needs: rank and extents (kAny: free), one of `dtypes`, extents and strides that are not negative
-// and whose byte offsets fit 63 bits, data not null unless an extent is 0, on the backend's device. An f16 tensor that
-// is not in `dtypes` is Unsupported, and the message names --dtype bfloat16.
+// The backend's tensors are host memory, whose values can be looked at.
+inline bool on_host(const Backend& backend) { return backend.kind() != BackendKind::cuda; }
+
+// A tensor the call reads: rank and extents (kAny: free), one of `dtypes`, extents and strides that are not negative
+// and whose byte offsets fit 63 bits, data aligned to its dtype and not null unless an extent is 0, on the backend's
+// device. An f16 tensor that is not in `dtypes` is Unsupported, and the message names --dtype bfloat16.
 void check_tensor(const Backend& backend, const TensorView& view, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DType> dtypes, const Where& where);
+
+// A tensor the call writes: as above, and no two elements lie at one address.
+void check_output(const Backend& backend, const TensorView& view, std::initializer_list<std::int64_t> shape,
+                  std::initializer_list<DType> dtypes, const Where& where);
+
+// A size from the caller, small enough that sums of products of two stay inside 63 bits.
+inline constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
+void check_bound(std::int64_t value, std::int64_t most, const char* rule, const Where& where);
+
+void check_scale_rule(ScaleRule rule, const Where& where);
 
 // The last dimension is contiguous.
 void check_contiguous_rows(const TensorView& view, const Where& where);

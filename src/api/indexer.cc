@@ -20,8 +20,7 @@ using api::check_contiguous_rows;
 using api::check_tensor;
 using api::kAny;
 
-// Index tensors hold device memory on cuda; where the host can read them, their values are checked before any write.
-bool host(const Backend& backend) { return backend.kind() != BackendKind::cuda; }
+constexpr std::int64_t kMostIndexHeads = 4096;  // models have 16 to 64; a bound on scratch
 
 void check_index(std::int64_t value, std::int64_t limit, const char* rule, const Where& where, std::int64_t at) {
   expects(value >= 0 && value < limit, rule, where, value, " at ", at, ", limit ", limit);
@@ -109,8 +108,9 @@ const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const 
   const std::int64_t tokens = args.k.dim(0);
   check_rope(backend, args.rope, tokens, where + "rope");
   api::check_cache(backend, args.cache, where + "cache");
+  check_scale_rule(args.scale, where + "scale");
   api::check_write_slots(backend, args.slots, tokens, args.cache.slots(), where + "slots");
-  for (std::int64_t t = 0; host(backend) && t < tokens; ++t)
+  for (std::int64_t t = 0; api::on_host(backend) && t < tokens; ++t)
     if (base::load_int(args.slots, t) >= 0) check_position(args.rope, t, where + "rope");  // else the token is skipped
   return base::pick(stage::indexer::write_index_keys_kernels(), backend, args, "write_index_keys");
 }
@@ -121,11 +121,14 @@ const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const In
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
   expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
   check_tensor(backend, args.weights, {tokens, heads}, {DType::f32, DType::bf16}, where + "weights");
+  expects(args.weight_scale > 0 && std::isfinite(args.weight_scale), "the scale of weights must be positive and finite",
+          where + "weight_scale", args.weight_scale);
   check_rope(backend, args.rope, tokens, where + "rope");
-  check_tensor(backend, args.out_q, {tokens, heads, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "out_q");
+  check_scale_rule(args.scale, where + "scale");
+  check_output(backend, args.out_q, {tokens, heads, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "out_q");
   check_contiguous_rows(args.out_q, where + "out_q");
-  check_tensor(backend, args.out_weights, {tokens, heads}, {DType::f32}, where + "out_weights");
-  for (std::int64_t t = 0; host(backend) && t < tokens; ++t) check_position(args.rope, t, where + "rope");
+  check_output(backend, args.out_weights, {tokens, heads}, {DType::f32}, where + "out_weights");
+  for (std::int64_t t = 0; api::on_host(backend) && t < tokens; ++t) check_position(args.rope, t, where + "rope");
   return base::pick(stage::indexer::index_queries_kernels(), backend, args, "index_queries");
 }
 
@@ -135,15 +138,15 @@ const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const Ind
   check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "q");
   check_contiguous_rows(args.q, where + "q");
   const std::int64_t rows = args.q.dim(0), heads = args.q.dim(1);
-  expects(heads >= 1, "there must be a head", where + "q", api::describe(args.q));
+  expects(heads >= 1 && heads <= kMostIndexHeads, "heads must be 1 to 4096", where + "q", api::describe(args.q));
   check_tensor(backend, args.weights, {rows, heads}, {DType::f32}, where + "weights");
   const DType keys = check_keys(backend, args, rows, where);
   expects(args.q.dtype != DType::u8 || keys == DType::u8, "a u8 (e4m3) q goes with fp8 keys", where + "q", "keys of ",
           name_of(keys));
   check_tensor(backend, args.lengths, {rows}, {DType::i32}, where + "lengths");
-  check_tensor(backend, args.logits, {rows, kAny}, {DType::f32}, where + "logits");
+  check_output(backend, args.logits, {rows, kAny}, {DType::f32}, where + "logits");
   check_contiguous_rows(args.logits, where + "logits");
-  for (std::int64_t t = 0; host(backend) && t < rows; ++t) check_row(args, t, where);
+  for (std::int64_t t = 0; api::on_host(backend) && t < rows; ++t) check_row(args, t, where);
   const auto& kernel = base::pick(stage::indexer::index_scores_kernels(), backend, args, "index_scores");
   const IndexScoreBounds bounds{rows, heads, args.logits.dim(1)};
   check_workspace(workspace, kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
@@ -166,8 +169,10 @@ void index_scores(const Backend& backend, const IndexScoreArgs& args, Workspace 
 }
 
 std::int64_t index_scores_workspace_bytes(const Backend& backend, const IndexScoreBounds& bounds) {
-  expects(bounds.rows >= 0 && bounds.heads >= 0 && bounds.width >= 0, "bounds must not be negative",
-          "index_scores_workspace_bytes", "rows ", bounds.rows, ", heads ", bounds.heads, ", width ", bounds.width);
+  const Where where = "index_scores_workspace_bytes: ";
+  api::check_bound(bounds.rows, api::kMostRows, "rows must be 0 to 2^40", where + "rows");
+  api::check_bound(bounds.heads, kMostIndexHeads, "heads must be 0 to 4096", where + "heads");
+  api::check_bound(bounds.width, api::kMostRows, "the width must be 0 to 2^40", where + "width");
   return base::workspace_bytes(stage::indexer::index_scores_kernels(), backend, bounds);
 }
 

@@ -7,6 +7,7 @@
 #include "indexer/registry.h"
 #include "kv/registry.h"
 #include "sievemla/backend.h"
+#include "sievemla/pipeline.h"
 #include "topk/registry.h"
 
 namespace sievemla::api {
@@ -19,5 +20,13 @@ const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const Ind
 const stage::topk::TopkKernel& admit(const Backend& backend, const TopkArgs& args, Workspace workspace);
 // Slots are data, so check_indices comes with the call.
 const stage::attention::AttentionKernel& admit(const Backend& backend, const AttentionArgs& args, Workspace workspace);
+
+// The two stages of a selection. `run` does what select() does after its checks.
+struct Selection {
+  const stage::indexer::IndexScoresKernel& scores;
+  const stage::topk::TopkKernel& topk;
+};
+Selection admit(const Backend& backend, const SelectArgs& args, Workspace workspace);
+void run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace, Stream stream);
 
 }  // namespace sievemla::api

@@ -33,13 +33,12 @@ const stage::topk::TopkKernel& api::admit(const Backend& backend, const TopkArgs
   check_tensor(backend, args.lengths, {rows}, {DType::i32}, "topk: lengths");
   expects(args.positions || args.slots, "positions or slots must be given", "topk", "neither");
   const TopkBounds bounds = bounds_of(args);
-  if (args.positions) check_tensor(backend, args.positions, {rows, bounds.k}, {DType::i32}, "topk: positions");
+  if (args.positions) check_output(backend, args.positions, {rows, bounds.k}, {DType::i32}, "topk: positions");
   if (args.slots) {
-    check_tensor(backend, args.slots, {rows, bounds.k}, {DType::i32, DType::i64}, "topk: slots");
+    check_output(backend, args.slots, {rows, bounds.k}, {DType::i32, DType::i64}, "topk: slots");
     check_slot_map(backend, args.map, rows, "topk: map");
   }
-  const bool host = backend.device().type == DeviceType::cpu;
-  for (std::int64_t t = 0; host && t < rows; ++t) {
+  for (std::int64_t t = 0; on_host(backend) && t < rows; ++t) {
     const std::int64_t length = base::load_int(args.lengths, t);
     if (length <= 0) continue;
     const std::int64_t start = args.starts ? base::load_int(args.starts, t) : 0;
@@ -47,7 +46,7 @@ const stage::topk::TopkKernel& api::admit(const Backend& backend, const TopkArgs
             start, ", length ", length, ", width ", width, " in row ", t);
   }
   const auto& kernel = base::pick(stage::topk::topk_kernels(), backend, args, "topk");
-  check_workspace(workspace, kernel.workspace_bytes(backend, bounds), "topk: workspace");
+  check_workspace(workspace, kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0, "topk: workspace");
   return kernel;
 }
 
@@ -58,9 +57,10 @@ void topk(const Backend& backend, const TopkArgs& args, Workspace workspace, Str
 }
 
 std::int64_t topk_workspace_bytes(const Backend& backend, const TopkBounds& bounds) {
-  expects(bounds.rows >= 0 && bounds.width >= 0 && bounds.k >= 0, "bounds must not be negative", "topk_workspace_bytes",
-          "rows ", bounds.rows, ", width ", bounds.width, ", k ", bounds.k);
-  expects(bounds.width <= kMostPositions, "the width must fit 32 bits", "topk_workspace_bytes", bounds.width);
+  const Where where = "topk_workspace_bytes: ";
+  api::check_bound(bounds.rows, api::kMostRows, "rows must be 0 to 2^40", where + "rows");
+  api::check_bound(bounds.width, kMostPositions, "the width must fit 32 bits", where + "width");
+  api::check_bound(bounds.k, api::kMostRows, "k must be 0 to 2^40", where + "k");
   return base::workspace_bytes(stage::topk::topk_kernels(), backend, bounds);
 }
 
@@ -68,7 +68,7 @@ void positions_to_slots(const Backend& backend, const TensorView& positions, con
                         const TensorView& slots, Stream stream) {
   api::check_tensor(backend, positions, {api::kAny, api::kAny}, {DType::i32}, "positions_to_slots: positions");
   const std::int64_t rows = positions.dim(0), k = positions.dim(1);
-  api::check_tensor(backend, slots, {rows, k}, {DType::i32, DType::i64}, "positions_to_slots: slots");
+  api::check_output(backend, slots, {rows, k}, {DType::i32, DType::i64}, "positions_to_slots: slots");
   api::check_slot_map(backend, map, rows, "positions_to_slots: map");
   const PositionsToSlotsArgs args{positions, map, slots};
   const auto& kernel = base::pick(stage::topk::positions_to_slots_kernels(), backend, args, "positions_to_slots");
@@ -80,9 +80,10 @@ void expand_pools(const Backend& backend, const ExpandPoolsArgs& args, Stream st
   api::check_tensor(backend, args.pools, {api::kAny, api::kAny}, {DType::i32}, "expand_pools: pools");
   const std::int64_t rows = args.pools.dim(0), n = args.pools.dim(1);
   api::check_tensor(backend, args.lengths, {rows}, {DType::i32}, "expand_pools: lengths");
-  api::check_tensor(backend, args.positions, {rows, api::kAny}, {DType::i32}, "expand_pools: positions");
-  expects((args.positions.dim(1) + 1) / args.kpool > n, "positions must be at least pools * kpool + kpool - 1 wide",
-          "expand_pools: positions", args.positions.dim(1), ", pools ", n, ", kpool ", args.kpool);
+  api::check_output(backend, args.positions, {rows, api::kAny}, {DType::i32}, "expand_pools: positions");
+  expects(args.positions.dim(1) / args.kpool >= n && args.positions.dim(1) - n * args.kpool >= args.kpool - 1,
+          "positions must be at least pools * kpool + kpool - 1 wide", "expand_pools: positions", args.positions.dim(1),
+          ", pools ", n, ", kpool ", args.kpool);
   const auto& kernel = base::pick(stage::topk::expand_pools_kernels(), backend, args, "expand_pools");
   if (rows > 0) kernel.run(args, {backend, {}, stream});
 }

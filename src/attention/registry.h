@@ -16,7 +16,4 @@ std::span<const AttentionKernel> attention_kernels();
 void attention_reference(const AttentionArgs& args, const base::Exec& exec);
 std::int64_t attention_reference_bytes(const Backend& backend, const AttentionBounds& bounds);
 
-void attention_cpu(const AttentionArgs& args, const base::Exec& exec);
-std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& bounds);
-
 }  // namespace sievemla::stage::attention

@@ -38,8 +38,8 @@ void layer_norm(Real* x, const TensorView& weight, const TensorView& bias, float
 template <class Real>
 void rotate(RopeStyle style, int pairs, const Real* cos, const Real* sin, Real* x) {
   const bool interleaved = style == RopeStyle::interleaved;
-  const int step = interleaved ? 2 : 1, partner = interleaved ? 1 : pairs;
-  for (int i = 0; i < pairs; ++i) {
+  const std::ptrdiff_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : pairs;
+  for (std::ptrdiff_t i = 0; i < pairs; ++i) {
     Real &a = x[i * step], &b = x[i * step + partner];
     const Real turned = a * cos[i] - b * sin[i];
     b = b * cos[i] + a * sin[i];

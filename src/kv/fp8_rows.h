@@ -35,12 +35,12 @@ struct Fp8Row {
 
   static float scale(const std::byte* row, int group) {
     float s;  // rows may start anywhere
-    std::memcpy(&s, row + kScaleOffset + 4 * group, sizeof s);
+    std::memcpy(&s, row + kScaleOffset + std::ptrdiff_t{4} * group, sizeof s);
     return s;
   }
   static float rope(const std::byte* row, int i) {
     bf16 x;
-    std::memcpy(&x, row + kRopeOffset + 2 * i, sizeof x);
+    std::memcpy(&x, row + kRopeOffset + std::ptrdiff_t{2} * i, sizeof x);
     return base::to_f32(x);
   }
 
@@ -57,14 +57,14 @@ struct Fp8Row {
   }
   template <class T>
   static void store(std::byte* row, std::span<const T> latent, std::span<const T> rope, ScaleRule rule) {
-    for (int g = 0; g < kGroups; ++g) {
+    for (std::ptrdiff_t g = 0; g < kGroups; ++g) {
       const float s = quantise_group(latent.data() + g * kScaleGroup, kScaleGroup, rule, 0.f,
                                      reinterpret_cast<std::uint8_t*>(row) + g * kScaleGroup);
       std::memcpy(row + kScaleOffset + 4 * g, &s, sizeof s);
     }
     for (int i = 0; i < kRope; ++i) {
       const bf16 r = base::to_bf16(base::to_f32(rope[static_cast<std::size_t>(i)]));
-      std::memcpy(row + kRopeOffset + 2 * i, &r, sizeof r);
+      std::memcpy(row + kRopeOffset + std::ptrdiff_t{2} * i, &r, sizeof r);
     }
   }
 };

@@ -4,7 +4,7 @@
 //
 //   embed -> [ norm -> attention block -> + -> norm -> MLP or experts -> + ] x layers -> norm -> lm_head
 //   attention block:  projections -> write -> indexer -> topk -> attention [ -> combine ] -> projections
-//                                                                                       (sievemla/pipeline.h, combine.h)
+//                                                                              (sievemla/pipeline.h, combine.h)
 //
 // MLA is absorbed: q_nope goes through the key half of kv_b_proj into latent space, the attention's output through the
 // value half. Physical pages lie in a scrambled order, so that a mistake with pages shows.
@@ -37,8 +37,8 @@ struct DecoderOptions {
   std::int64_t page_size = 64;
   std::int64_t chunk = 0;          // rows of a prefill that go through together, 0 = all
   std::int64_t max_tokens = 4096;  // room in the cache
-  // Decode-context-parallel ranks, all simulated here, 1 to 64. Each holds the latent rows of its Shard (interleave 1) in
-  // pages of its own and attends to those alone; combine() merges. Indexer keys and the selection are whole.
+  // Decode-context-parallel ranks, all simulated here, 1 to 64. Each holds the latent rows of its Shard (interleave 1)
+  // in pages of its own and attends to those alone; combine() merges. Indexer keys and the selection are whole.
   int ranks = 1;
 };
 

@@ -45,7 +45,7 @@ Tolerance load_tolerance(const std::filesystem::path& path) {
   if (!meta.is_object() || given == meta.end()) return tolerance;
   struct Field {
     const char* key;
-    double Tolerance::*member;
+    double Tolerance::* member;
   };
   for (const Field& field : {Field{"attn_output", &Tolerance::attn_output},
                              Field{"index_scores", &Tolerance::index_scores}, Field{"logits", &Tolerance::logits}}) {

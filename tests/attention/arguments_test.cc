@@ -31,6 +31,13 @@ const BadCall kBad[] = {
     {"q_rank", "attention: q", [](AttentionArgs& args) { args.q.rank = 2; }},
     {"q_width", "[*, *, 576]", [](AttentionArgs& args) { shrink<2>(args.q); }},
     {"q_dtype", "bf16 or f32", [](AttentionArgs& args) { args.q.dtype = DType::i32; }},
+    {"q_rank_beyond_all", "rank 1000000", [](AttentionArgs& args) { args.q.rank = 1000000; }},
+    {"q_misaligned", "aligned to its dtype",
+     [](AttentionArgs& args) { args.q.data = static_cast<std::byte*>(args.q.data) + 1; }},
+    {"out_overlaps_itself", "must not overlap", [](AttentionArgs& args) { args.out.stride[0] = 0; }},
+    {"lse_overlaps_itself", "must not overlap", [](AttentionArgs& args) { args.lse.stride[0] = 7; }},
+    {"kv_pages_overlap", "must not overlap",
+     [](AttentionArgs& args) { args.kv.pages.stride[0] = args.kv.pages.stride[1]; }},
     {"q_null", "must have data", [](AttentionArgs& args) { args.q.data = nullptr; }},
     {"q_negative_stride", "stride must not be negative", [](AttentionArgs& args) { args.q.stride[0] = -1; }},
     {"q_device", "device cpu", [](AttentionArgs& args) { args.q.device = {DeviceType::cuda, 0}; }},
@@ -61,6 +68,7 @@ const BadCall kBad[] = {
      [](AttentionArgs& args) {
        args.kv.rope = 65;
        args.kv.pages.shape[2] = args.kv.pages.stride[1] = 577;
+       args.kv.pages.stride[0] = 577 * args.kv.page_size();
      }},
     {"kv_absent", "attention: kv", [](AttentionArgs& args) { args.kv.pages = {}; }},
     {"indices_absent", "attention: rows.indices", [](AttentionArgs& args) { args.rows = Slots{}; }},
@@ -137,7 +145,7 @@ void expect_refused(const Backend& backend, const Problem& p, const Problem::Twe
 
 template <class Error>
 void expect_refused(const Backend& backend, const Problem& p, const Problem::Tweak& spoil, const char* says) {
-  expect_refused<Error>(backend, p, spoil, says, PoisonedWorkspace(1 << 20));
+  expect_refused<Error>(backend, p, spoil, says, PoisonedWorkspace(1 << 22));
 }
 
 TEST(Arguments, EveryRuleIsChecked) {
@@ -164,11 +172,11 @@ TEST(Arguments, Workspace) {
     const PoisonedWorkspace memory(bytes + kWorkspaceAlign);
     void* data = static_cast<Workspace>(memory).data;
     const auto none = [](AttentionArgs&) {};
-    expect_refused<InvalidArgument>(backend, small(), none, "the workspace must hold", {});
-    expect_refused<InvalidArgument>(backend, small(), none, "the workspace must hold", {data, bytes - 1});
+    expect_refused<InvalidArgument>(backend, small(), none, "the workspace must be large enough", {});
+    expect_refused<InvalidArgument>(backend, small(), none, "the workspace must be large enough", {data, bytes - 1});
     expect_refused<InvalidArgument>(backend, small(), none, "aligned to 256",
                                     {static_cast<std::byte*>(data) + 64, bytes});
-    expect_refused<InvalidArgument>(backend, small(), none, "aligned to 256", {nullptr, bytes});
+    expect_refused<InvalidArgument>(backend, small(), none, "must have data: got null", {nullptr, bytes});
   }
 }
 

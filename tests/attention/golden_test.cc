@@ -69,11 +69,12 @@ TEST_P(GoldenTrace, MatchesAndReadsNoPoison) {
   const auto out = trace.file.values<float>("out_" + name), lse = trace.file.values<float>("lse_" + name);
 
   for (const Backend& backend : host_backends()) {
-    // The reference differs by its one rounding to f32; 1e-4 is what every f32 path has to meet.
-    const double tolerance = backend.kind() == BackendKind::reference ? 1e-6 : 1e-4;
+    // The reference differs by its one rounding to f32; 1e-4 is what every f32 path has to meet, 2e-3 every bf16 one.
+    const bool f32 = backend.kind() == BackendKind::reference || cpu::isa() < cpu::Isa::avx512bf16;
+    const double tolerance = backend.kind() == BackendKind::reference ? 1e-6 : f32 ? 1e-4 : 2e-3;
     const Result result = trace.run(backend, bytes);
     EXPECT_LE(relative_error(result.out, out), tolerance) << backend.name();
-    EXPECT_LE(relative_error(result.lse, lse), tolerance) << backend.name();
+    EXPECT_LE(relative_error(result.lse, lse), std::min(tolerance, 1e-4)) << backend.name();
     EXPECT_TRUE(same_bits(trace.run(backend, poisoned), result)) << backend.name();
   }
 }

@@ -62,7 +62,7 @@ TEST_F(Scores, MinusInfinityWeighsNothing) {
     p_.list({kept});
     const Result without = run(backend, cache);
     const double bound =
-        bounds(p_, {{}, {}, std::log(static_cast<double>(kept.size())), 0, 0, kRows}, arithmetic_of(backend))
+        bounds(p_, {{}, {}, std::log(static_cast<double>(kept.size())), 0, 0, kRows}, arithmetic_of(backend, p_))
                 .out_relative_to_mass *
             0.25 +
         0x1p-24;

@@ -139,7 +139,11 @@ TEST(IndexerArguments, IndexQueries) {
        [&](Args& a) { a.rope.positions = tensor(past, {2}); }},
       {"index_queries: out_q", [](Args& a) { a.out_q.shape[0] = 1; }},
       {"index_queries: out_q", [](Args& a) { a.out_q.dtype = DType::i32; }},
-      {"last dimension must be contiguous", [](Args& a) { a.out_q.stride[2] = 2; }},
+      {"last dimension must be contiguous", [](Args& a) { a.out_q.stride = {768, 256, 2}; }},
+      {"must not overlap", [](Args& a) { a.out_q.stride[0] = 0; }},
+      {"index_queries: weight_scale", [](Args& a) { a.weight_scale = 0; }},
+      {"index_queries: weight_scale", [](Args& a) { a.weight_scale = kNan; }},
+      {"index_queries: scale", [](Args& a) { a.scale = static_cast<ScaleRule>(9); }},
       {"index_queries: out_weights", [](Args& a) { a.out_weights.shape[1] = 2; }},
       {"index_queries: out_weights", [](Args& a) { a.out_weights.dtype = DType::bf16; }},
   });
@@ -180,7 +184,9 @@ TEST(IndexerArguments, IndexScores) {
       {"index_scores: q", [](Scores& a) { a.q.shape[2] = 64; }},
       {"index_scores: q", [](Scores& a) { a.q.dtype = DType::i32; }},
       {"last dimension must be contiguous", [](Scores& a) { a.q.stride[2] = 2; }},
-      {"there must be a head", [](Scores& a) { a.q.shape[1] = 0; }},
+      {"heads must be 1 to 4096", [](Scores& a) { a.q.shape[1] = 0; }},
+      {"heads must be 1 to 4096", [](Scores& a) { a.q.shape[1] = 4097; }},
+      {"rank 5", [](Scores& a) { a.q.rank = 5; }},
       {"index_scores: weights", [](Scores& a) { a.weights.shape[0] = 1; }},
       {"index_scores: weights", [](Scores& a) { a.weights.dtype = DType::bf16; }},
       {"exactly one of paged and contiguous keys must be given: got neither", [](Scores& a) { a.paged = {}; }},
@@ -194,7 +200,8 @@ TEST(IndexerArguments, IndexScores) {
        [&](Scores& a) { a.lengths = tensor(too_long, {2}); }},
       {"index_scores: logits", [](Scores& a) { a.logits.shape[0] = 3; }},
       {"index_scores: logits", [](Scores& a) { a.logits.dtype = DType::bf16; }},
-      {"last dimension must be contiguous", [](Scores& a) { a.logits.stride[1] = 2; }},
+      {"last dimension must be contiguous", [](Scores& a) { a.logits.stride = {60, 2}; }},
+      {"must not overlap", [](Scores& a) { a.logits.stride[0] = 29; }},
   });
   c.call.expect_refused<Unsupported>({{"--dtype bfloat16", [](Scores& a) { a.q.dtype = DType::f16; }}});
   c.call.expect_good();
@@ -205,6 +212,9 @@ TEST(IndexerArguments, PagedKeys) {
   const std::int32_t past[] = {0, 2}, before[] = {-1, 0};
   c.call.expect_refused<InvalidArgument>({
       {"paged.cache", [](Scores& a) { a.paged.cache.format = IndexFormat::f32; }},
+      {"index format is f32, bf16 or fp8: got 9",
+       [](Scores& a) { a.paged.cache.format = static_cast<IndexFormat>(9); }},
+      {"must not overlap", [](Scores& a) { a.paged.cache.pages.stride[0] = 16 * kIndexKeyBytes - 1; }},
       {"paged.cache", [](Scores& a) { a.paged.cache.pages.shape[1] = 0; }},
       {"paged.cache", [](Scores& a) { a.paged.cache.pages.stride[1] = 140; }},
       {"paged.block_table", [](Scores& a) { a.paged.block_table = {}; }},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/allocations.cc -- replaces operator new and delete. A file of its own: compilers that see both ends of a
-// pair take the replacement for a mismatch.
+// tests/support/allocations.cc -- replaces operator new and delete. A file of its own: compilers that see both ends of
+// a pair take the replacement for a mismatch.
 #include "support/allocations.h"
 
 #include <atomic>

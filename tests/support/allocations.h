@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/support/allocations.h -- how often this program has called operator new. A test that links allocations.cc has it.
+// tests/support/allocations.h -- how often this program has called operator new. For tests that link allocations.cc.
 #pragma once
 
 namespace sievemla::test {

@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "cpu/isa/isa.h"
 #include "kv/formats.h"
 #include "sievemla/attention.h"
 #include "support/guard.h"
@@ -231,14 +232,19 @@ struct Problem {
 
 // ---- the answer, and its bounds ---------------------------------------------------------------------
 
-// How a backend adds. u is its rounding unit. With n products in a sum each passes through at most adds * n + 7
-// roundings. The reference: its own and n additions. The CPU adds four at a time: its own, 3 within the four, n / 4,
-// and up to 3 that no longer make four.
+// How a backend adds. u is its rounding unit. With n terms in a sum a term passes through at most n + 4 roundings. The
+// tiers whose operands are bf16 round each weight to `weight` before they multiply; they divide by the sum of the
+// rounded weights, which is off by as much.
 struct Arithmetic {
-  double u, adds;
+  double u, weight;
 };
-inline Arithmetic arithmetic_of(const Backend& backend) {
-  return backend.kind() == BackendKind::reference ? Arithmetic{0x1p-53, 1} : Arithmetic{0x1p-24, 0.25};
+inline bool computes_in_bf16(const Backend& backend, const Problem& p) {
+  return backend.kind() == BackendKind::cpu && cpu::isa() >= cpu::Isa::avx512bf16 && p.q_dtype == DType::bf16 &&
+         p.format != KvFormat::f32;
+}
+inline Arithmetic arithmetic_of(const Backend& backend, const Problem& p) {
+  if (backend.kind() == BackendKind::reference) return {0x1p-53, 0};
+  return {0x1p-24, computes_in_bf16(backend, p) ? 0x1p-8 : 0};
 }
 
 struct Answer {
@@ -286,24 +292,23 @@ inline Answer answer(const Problem& p, const Problem::Cache& cache, const std::v
 }
 
 // Bounds to first order (all factors are below 1e-2, so the rest is below 1 %, which the 1.02 covers):
-//   a score          |error| <= e = (adds * width + 7 + 2) u * size      dot product, dequantised row, scale
+//   a score          |error| <= e = (width + 4 + 2) u * size             dot product, dequantised row, scale
 //   a weight         relative <= e + 2 u spread + 3 u (blocks + 2)       difference to the peak; exp; the peak moves at
 //                                                                        most once a block, and chunks are merged
 //   the sum          relative <= a weight's + (rows + blocks + 4) u
-//   out              relative to the mass: a weight's + the sum's + (adds * rows + 4 blocks + 7) u      each block has
-//                                                                        its own last ones, and is rescaled
+//   out              relative to the mass: a weight's + the sum's + (rows + blocks + 4) u + 2 roundings of weights
 // blocks = rows / 64 + 33 chunks, since the 64-row blocks of the CPU end at chunks, of which there are at most 32.
 struct Bounds {
   double out_relative_to_mass, lse;
 };
 inline Bounds bounds(const Problem& p, const Answer& a, Arithmetic arithmetic) {
   if (a.rows == 0) return {0, 0};
-  const auto [u, adds] = arithmetic;
+  const auto [u, weight_rounding] = arithmetic;
   const double blocks = a.rows / 64 + 33;
-  const double score = (adds * static_cast<double>(p.width()) + 9) * u * a.size;
+  const double score = (static_cast<double>(p.width()) + 6) * u * a.size;
   const double weight = score + 2 * u * a.spread + 3 * u * (blocks + 2);
   const double sum = weight + (a.rows + blocks + 4) * u;
-  return {1.02 * (weight + sum + (adds * a.rows + 4 * blocks + 7) * u),
+  return {1.02 * (weight + sum + (a.rows + blocks + 4) * u + 2 * weight_rounding),
           1.02 * (sum + 2 * u * (a.size + std::abs(a.lse)))};
 }
 
@@ -333,7 +338,7 @@ inline testing::AssertionResult solved(const Problem& p, const Backend& backend,
   const Result result = p.run(backend, cache);
   for (std::int64_t i = 0; i < p.tokens * p.heads; i += step) {
     const std::int64_t t = i / p.heads, h = i % p.heads;
-    const auto ok = agrees(p, result, answer(p, cache, p.live(t), t, h), t, h, arithmetic_of(backend));
+    const auto ok = agrees(p, result, answer(p, cache, p.live(t), t, h), t, h, arithmetic_of(backend, p));
     if (!ok) return testing::AssertionFailure() << backend.name() << ": " << ok.message();
   }
   return testing::AssertionSuccess();

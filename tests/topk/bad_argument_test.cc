@@ -42,7 +42,7 @@ struct Bad {
 
 template <class Error, class Run>
 void expect_refused(const Bad& bad, Run&& run) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Call call;
     run(backend, call);  // right as it is
     Call wrong;
@@ -67,6 +67,9 @@ void run_topk(const Backend& backend, Call& call) {
 const Bad kBadTopk[] = {
     {"scores absent", "topk: scores", [](Call& c) { c.topk_args.scores = {}; }},
     {"scores of rank 1", "topk: scores", [](Call& c) { c.topk_args.scores = tensor(c.scores.data(), {40}); }},
+    {"rank beyond all", "rank 1000000", [](Call& c) { c.topk_args.scores.rank = 1000000; }},
+    {"positions overlap", "must not overlap", [](Call& c) { c.topk_args.positions.stride[0] = 4; }},
+    {"slots overlap", "must not overlap", [](Call& c) { c.topk_args.slots.stride[0] = 0; }},
     {"scores not f32", "must be f32", [](Call& c) { c.topk_args.scores.dtype = DType::bf16; }},
     {"scores not contiguous", "contiguous", [](Call& c) { c.topk_args.scores.stride[1] = 2; }},
     {"width over 32 bits", "width must fit 32 bits",
@@ -93,7 +96,7 @@ const Bad kBadTopk[] = {
      }},
     {"row_request of other rows", "map.row_request", [](Call& c) { c.topk_args.map.row_request.shape[0] = 2; }},
     {"another device", "device", [](Call& c) { c.topk_args.positions.device = {DeviceType::cuda, 0}; }},
-    {"workspace too small", "the workspace must hold", [](Call& c) { c.workspace_short = 1; }},
+    {"workspace too small", "workspace must be large enough", [](Call& c) { c.workspace_short = 1; }},
 };
 
 TEST(BadArgument, Topk) {
@@ -101,7 +104,7 @@ TEST(BadArgument, Topk) {
 }
 
 TEST(BadArgument, TopkOfF16IsUnsupported) {
-  expect_refused<Unsupported>({"f16 scores", "bfloat16", [](Call& c) { c.topk_args.scores.dtype = DType::f16; }},
+  expect_refused<Unsupported>({"f16 scores", "must be f32", [](Call& c) { c.topk_args.scores.dtype = DType::f16; }},
                               run_topk);
 }
 
@@ -138,7 +141,7 @@ TEST(BadArgument, ExpandPools) {
 }
 
 TEST(BadArgument, TopkWorkspaceBytes) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     EXPECT_THROW(topk_workspace_bytes(backend, {-1, 10, 5}), InvalidArgument);
     EXPECT_THROW(topk_workspace_bytes(backend, {1, -10, 5}), InvalidArgument);
     EXPECT_THROW(topk_workspace_bytes(backend, {1, 10, -5}), InvalidArgument);

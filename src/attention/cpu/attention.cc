@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cpu/attention.cc -- stage 3 on the CPU: f32, vectorised by the compiler.
+// src/attention/cpu/attention.cc -- stage 3 on the CPU: what is done around the kernel of an instruction set.
 //
-// A work unit is a (token, chunk of its lanes). The chunk's live rows go through in blocks of kBlock. A block is
-// dequantised once for all heads, and then
-//
-//   score[heads, rows]     = q[heads, width] x k[width, rows]          k: the block transposed
-//   value[heads, latent]  += weight[heads, rows] x v[rows, latent]     v: the block as it was loaded
-//
-// are one routine, with a softmax of running peak in between. The chunks of a token are merged in order. Where a token
-// is cut depends on its own lanes alone, so that its bits depend neither on the other tokens nor on the threads.
-#include <algorithm>
+// A work unit is a (token, chunk of its lanes): the addresses of its live rows go to the tier's kernel, which leaves a
+// partial result. The chunks of a token are merged in order. Where a token is cut depends on its own lanes alone, so
+// that its bits depend neither on the other tokens nor on the threads.
+#include "attention/cpu/attention.h"
 
-#include "attention/registry.h"
+#include <algorithm>
+#include <utility>
+
 #include "attention/rows.h"
 #include "base/scratch.h"
 #include "base/softmax.h"
@@ -26,15 +23,16 @@ using Softmax = base::Softmax<float>;
 
 // ---- how a token is cut -----------------------------------------------------------------------------
 
-constexpr std::int64_t kBlock = 64;      // rows: q, k and v of a block (0.5 MB for 64 heads) stay in a core's L2
 constexpr std::int64_t kMinChunk = 256;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
 constexpr std::int64_t kMaxChunks = 32;  // bounds the partial results of a long dense row: 8 MiB for 128 heads
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial results; tokens go through in waves
+constexpr std::int64_t kBatch = 256;  // rows that a kernel gets at a time, a multiple of every tier's block
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
 constexpr std::int64_t chunk_lanes(std::int64_t lanes) {
-  return std::max(kMinChunk, ceil_div(ceil_div(lanes, kMaxChunks), kBlock) * kBlock);
+  return std::max(kMinChunk, round_up(ceil_div(lanes, kMaxChunks), kBatch));
 }
 // Never more than this, and at least one: an empty chunk writes the empty result.
 constexpr std::int64_t most_chunks(std::int64_t lanes) {
@@ -43,32 +41,49 @@ constexpr std::int64_t most_chunks(std::int64_t lanes) {
 
 // ---- scratch ----------------------------------------------------------------------------------------
 
+TierShape shape_of(const AttentionBounds& b) {
+  // A stride of an odd number of cache lines, so that the heads of a tile lie in different sets.
+  return {b.heads, b.latent, b.rope, round_up(b.latent, kWidthPad) + 16, Element::f32, Element::f32, 0.f};
+}
+
+constexpr Element element_of(DType dtype) { return dtype == DType::bf16 ? Element::bf16 : Element::f32; }
+constexpr Element element_of(KvFormat format) {
+  return format == KvFormat::f32 ? Element::f32 : format == KvFormat::bf16 ? Element::bf16 : Element::e4m3;
+}
+
 // The result of a chunk, not normalised.
 struct Partial {
-  float* value;      // [heads, latent] sum of exp(score - peak) * row
-  Softmax* softmax;  // [heads]
-  Partial(base::Scratch&& scratch, const AttentionBounds& b) : Partial(scratch, b) {}
-  Partial(base::Scratch& scratch, const AttentionBounds& b)
-      : value(scratch.take<float>(b.heads * b.latent)), softmax(scratch.take<Softmax>(b.heads)) {}
+  float* value;  // [heads, shape.value_stride] sum of exp(score - peak) * row
+  float *peak, *sum;
+  Partial(base::Scratch&& scratch, const TierShape& s) : Partial(scratch, s) {}
+  Partial(base::Scratch& scratch, const TierShape& s)
+      : value(scratch.take<float>(round_up(s.heads, kHeadPad) * s.value_stride)),
+        peak(scratch.take<float>(round_up(s.heads, kHeadPad))),
+        sum(scratch.take<float>(round_up(s.heads, kHeadPad))) {}
 };
 
 struct Worker {
-  float* q;      // [heads, width]
-  float* v;      // [kBlock, width]
-  float* k;      // [width, kBlock]
-  float* score;  // [heads, kBlock], then the weights
-  Worker(base::Scratch&& scratch, const AttentionBounds& b) : Worker(scratch, b) {}
-  Worker(base::Scratch& scratch, const AttentionBounds& b)
-      : q(scratch.take<float>(b.heads * (b.latent + b.rope))),
-        v(scratch.take<float>(kBlock * (b.latent + b.rope))),
-        k(scratch.take<float>((b.latent + b.rope) * kBlock)),
-        score(scratch.take<float>(b.heads * kBlock)) {}
+  std::int64_t* token;             // whose queries are packed; -1: none
+  const void **latent, **rope;     // [heads] of a token's queries
+  float* copies;                   // [heads, width] of queries whose elements do not lie side by side
+  float* mixed;                    // [latent] of an output
+  const std::byte** addresses[2];  // [kBatch]
+  std::byte* scratch;              // the tier's
+  Worker(base::Scratch&& memory, const Tier& tier, const TierShape& s) : Worker(memory, tier, s) {}
+  Worker(base::Scratch& memory, const Tier& tier, const TierShape& s)
+      : token(memory.take<std::int64_t>(1)),
+        latent(memory.take<const void*>(s.heads)),
+        rope(memory.take<const void*>(s.heads)),
+        copies(memory.take<float>(s.heads * (s.latent + s.rope))),
+        mixed(memory.take<float>(round_up(s.latent, kWidthPad))),
+        addresses{memory.take<const std::byte*>(kBatch), memory.take<const std::byte*>(kBatch)},
+        scratch(memory.take<std::byte>(tier.scratch_bytes(s))) {}
 };
 
-template <class Layout>
-std::int64_t bytes_of(const AttentionBounds& bounds) {
+template <class Layout, class... Args>
+std::int64_t bytes_of(const Args&... args) {
   base::Scratch scratch;
-  Layout(scratch, bounds);
+  Layout(scratch, args...);
   return scratch.bytes();
 }
 
@@ -78,8 +93,10 @@ struct Buffers {
   std::int64_t partial_bytes, worker_bytes;
   std::byte* partials;  // [wave, chunks] Partial
   std::byte* workers;   // [threads] Worker
-  Buffers(base::Scratch& scratch, const Backend& backend, const AttentionBounds& b)
-      : chunks(most_chunks(b.lanes)), partial_bytes(bytes_of<Partial>(b)), worker_bytes(bytes_of<Worker>(b)) {
+  Buffers(base::Scratch& scratch, const Tier& tier, const Backend& backend, const AttentionBounds& b)
+      : chunks(most_chunks(b.lanes)),
+        partial_bytes(bytes_of<Partial>(shape_of(b))),
+        worker_bytes(bytes_of<Worker>(tier, shape_of(b))) {
     const std::int64_t token_bytes = chunks * partial_bytes;
     const std::int64_t most = std::max(token_bytes, kPartialBytes);
     const std::int64_t bytes = std::min(std::min(b.tokens, most) * token_bytes, most);
@@ -89,118 +106,149 @@ struct Buffers {
   }
 };
 
-// ---- arithmetic -------------------------------------------------------------------------------------
+// ---- a chunk ----------------------------------------------------------------------------------------
 
-// c[m, n] += a[m, k] x b[k, n], row-major. Four products at a time, in the order of k: the bits of an element of c do
-// not depend on m, n or its place.
-void add_product(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b,
-                 std::int64_t ldb, float* c, std::int64_t ldc) {
-  constexpr std::int64_t kTile = 64;  // a tile of b is 16 KiB: it stays in L1 while all rows of c pass
-  for (std::int64_t i0 = 0; i0 < k; i0 += kTile)
-    for (std::int64_t j0 = 0; j0 < n; j0 += kTile)
-      for (std::int64_t r = 0; r < m; ++r) {
-        const std::int64_t columns = std::min(kTile, n - j0), end = std::min(k, i0 + kTile);
-        const float* x = a + r * lda;
-        float* y = c + r * ldc + j0;
-        std::int64_t i = i0;
-        for (; i + 4 <= end; i += 4) {
-          const float x0 = x[i], x1 = x[i + 1], x2 = x[i + 2], x3 = x[i + 3];
-          const float *b0 = b + i * ldb + j0, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
-          for (std::int64_t j = 0; j < columns; ++j) y[j] += x0 * b0[j] + x1 * b1[j] + x2 * b2[j] + x3 * b3[j];
-        }
-        for (; i < end; ++i)
-          for (std::int64_t j = 0; j < columns; ++j) y[j] += x[i] * b[i * ldb + j0 + j];
-      }
+// Where the elements of (token, head) of q start: they lie side by side there, or in `copies`.
+const void* query(const TensorView& q, std::int64_t token, std::int64_t head, float* copies) {
+  return base::visit_real(q.dtype, [&](auto type) -> const void* {
+    using T = decltype(type);
+    const T* x = base::at<T>(q, token, head);
+    if (q.step(2) == 1) return x;
+    T* copy = reinterpret_cast<T*>(copies);
+    for (std::int64_t i = 0; i < q.dim(2); ++i) copy[i] = *base::at<T>(q, token, head, i);
+    return copy;
+  });
 }
 
-void attend(const AttentionArgs& args, const Rows& rows, std::int64_t token, std::int64_t chunk, const Worker& worker,
-            const Partial& partial) {
-  const std::int64_t heads = args.q.dim(1), latent = args.kv.latent, width = latent + args.kv.rope;
-  const std::int64_t lanes = rows.lanes(token), step = chunk_lanes(lanes);
-  const std::int64_t end = std::min(lanes, (chunk + 1) * step);
-  if (chunk > 0 && chunk * step >= lanes) return;
-
-  for (std::int64_t h = 0; h < heads; ++h) load_query(args, token, h, worker.q + h * width, 1);
-  std::fill_n(partial.softmax, heads, Softmax{});
-  std::fill_n(partial.value, heads * latent, 0.f);
-
-  for (std::int64_t lane = chunk * step; lane < end;) {
-    std::int64_t n = 0;  // rows of the block
-    for (; lane < end && n < kBlock; ++lane)
-      if (const std::int64_t slot = rows.slot(token, lane); slot >= 0)
-        kv::load_row(args.kv, slot, worker.v + n++ * width);
-    for (std::int64_t d = 0; d < width; ++d)
-      for (std::int64_t j = 0; j < n; ++j) worker.k[d * kBlock + j] = worker.v[j * width + d];
-
-    std::fill_n(worker.score, heads * kBlock, 0.f);
-    add_product(heads, n, width, worker.q, width, worker.k, kBlock, worker.score, kBlock);
-    for (std::int64_t h = 0; h < heads; ++h) {
-      Softmax& softmax = partial.softmax[h];
-      float* score = worker.score + h * kBlock;
-      const float peak_before = softmax.peak;
-      for (std::int64_t j = 0; j < n; ++j) softmax.raise_peak(score[j] *= args.scale);
-      if (const float rescale = softmax.weight(peak_before); rescale != 1) {
-        softmax.sum *= rescale;
-        for (std::int64_t d = 0; d < latent; ++d) partial.value[h * latent + d] *= rescale;
-      }
-      for (std::int64_t j = 0; j < n; ++j) softmax.sum += score[j] = softmax.weight(score[j]);
-    }
-    add_product(heads, latent, n, worker.score, kBlock, worker.v, width, partial.value, latent);
+void load_queries(const Tier& tier, const TierShape& shape, const AttentionArgs& args, std::int64_t token,
+                  const Worker& worker) {
+  if (*worker.token == token) return;
+  *worker.token = token;
+  for (std::int64_t h = 0; h < shape.heads; ++h) {
+    float* copies = worker.copies + h * (shape.latent + shape.rope);
+    worker.latent[h] = query(args.q, token, h, copies);
+    worker.rope[h] = args.q_rope
+                         ? query(args.q_rope, token, h, copies + shape.latent)
+                         : static_cast<const std::byte*>(worker.latent[h]) + shape.latent * size_of(args.q.dtype);
   }
+  tier.load_queries(shape, worker.scratch, worker.latent, worker.rope);
+}
+
+// alone: the next chunk comes after this one, on the same core.
+void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args, const Rows& rows, std::int64_t token,
+            std::int64_t chunk, bool alone, const Worker& worker, const Partial& partial) {
+  const std::int64_t lanes = rows.lanes(token), step = chunk_lanes(lanes);
+  std::int64_t lane = chunk * step;
+  if (chunk > 0 && lane >= lanes) return;
+  const std::int64_t end = std::min(lanes, lane + step);
+
+  // The addresses of up to kBatch live rows from `lane` on.
+  const auto next_rows = [&](const std::byte** addresses, std::int64_t until) {
+    std::int64_t n = 0;
+    for (; lane < until && n < kBatch; ++lane)
+      if (const std::int64_t slot = rows.slot(token, lane); slot >= 0) addresses[n++] = kv::row_address(args.kv, slot);
+    return n;
+  };
+  const std::byte **now = worker.addresses[0], **ahead = worker.addresses[1];
+  TierState state{partial.value, partial.peak, partial.sum, true, false};
+  load_queries(tier, shape, args, token, worker);
+  for (std::int64_t n = next_rows(now, end), n_ahead; n > 0; n = state.last ? 0 : n_ahead, std::swap(now, ahead)) {
+    n_ahead = next_rows(ahead, end);
+    state.last = n_ahead == 0;
+    if (state.last && alone) n_ahead = next_rows(ahead, lanes);  // of the chunk that comes next
+    tier.attend(shape, worker.scratch, now, n, ahead, n_ahead, &state);
+  }
+  if (!state.empty) return;
+  std::fill_n(partial.value, shape.heads * shape.value_stride, 0.f);
+  std::fill_n(partial.peak, shape.heads, Softmax::kNothing);
+  std::fill_n(partial.sum, shape.heads, 0.f);
 }
 
 // partials(c): the result of chunk c of this token.
 template <class Partials>
-void merge(const AttentionArgs& args, const Rows& rows, std::int64_t token, std::int64_t head, Partials&& partials) {
-  const std::int64_t latent = args.kv.latent, lanes = rows.lanes(token);
-  const std::int64_t chunks = std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
+void merge(const Tier& tier, const AttentionArgs& args, const TierShape& shape, const Rows& rows, std::int64_t token,
+           std::int64_t head, float* mixed, Partials&& partials) {
+  const std::int64_t lanes = rows.lanes(token), n = std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
+  const float* values[kMaxChunks];
+  float weights[kMaxChunks];
   Softmax softmax;
-  for (std::int64_t c = 0; c < chunks; ++c) softmax.raise_peak(partials(c).softmax[head].peak);
-  float* value = partials(0).value + head * latent;  // the sum is made in place
-  for (std::int64_t c = 0; c < chunks; ++c) {
-    const Softmax& part = partials(c).softmax[head];
-    const float weight = softmax.weight(part.peak);
-    softmax.sum += weight * part.sum;
-    const float* x = partials(c).value + head * latent;
-    for (std::int64_t d = 0; d < latent; ++d) value[d] = c == 0 ? weight * x[d] : value[d] + weight * x[d];
+  for (std::int64_t c = 0; c < n; ++c) softmax.raise_peak(partials(c).peak[head]);
+  for (std::int64_t c = 0; c < n; ++c) {
+    const Partial& part = partials(c);
+    values[c] = part.value + head * shape.value_stride;
+    weights[c] = softmax.weight(part.peak[head]);
+    softmax.sum += weights[c] * part.sum[head];
   }
+  if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
 
   const float normaliser = softmax.normaliser(args.sink ? base::load_f32(args.sink, head) : Softmax::kNothing);
+  for (std::int64_t c = 0; c < n; ++c) weights[c] = softmax.empty() ? 0.f : weights[c] * normaliser;
+  const std::int64_t columns = round_up(shape.latent, kWidthPad);
+  if (args.out.dtype == DType::f32 && args.out.step(2) == 1 && columns == shape.latent)
+    return tier.mix(values, weights, n, columns, base::at<float>(args.out, token, head));
+  tier.mix(values, weights, n, columns, mixed);
   base::visit_real(args.out.dtype, [&](auto type) {
     using T = decltype(type);
-    for (std::int64_t d = 0; d < latent; ++d)
-      *base::at<T>(args.out, token, head, d) = base::round_to<T>(softmax.empty() ? 0.f : value[d] * normaliser);
+    T* out = base::at<T>(args.out, token, head);
+    for (std::int64_t d = 0; d < shape.latent; ++d) out[d * args.out.step(2)] = base::round_to<T>(mixed[d]);
   });
-  if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
 }
 
 }  // namespace
 
+template <const Tier& kTier>
 void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
   const Rows rows(args);
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
   const AttentionBounds bounds{tokens, heads, rows.most_lanes(tokens), args.kv.latent, args.kv.rope};
+  TierShape shape = shape_of(bounds);
+  shape.query = element_of(args.q.dtype), shape.row = element_of(args.kv.format), shape.scale = args.scale;
   base::Scratch scratch(exec.workspace.data);
-  const Buffers b(scratch, exec.backend, bounds);
-  const auto partial = [&](std::int64_t i) { return Partial(base::Scratch(b.partials + i * b.partial_bytes), bounds); };
-  const auto worker = [&](int i) { return Worker(base::Scratch(b.workers + i * b.worker_bytes), bounds); };
+  const Buffers b(scratch, kTier, exec.backend, bounds);
+  const auto partial = [&](std::int64_t i) { return Partial(base::Scratch(b.partials + i * b.partial_bytes), shape); };
+  const auto worker = [&](int i) { return Worker(base::Scratch(b.workers + i * b.worker_bytes), kTier, shape); };
 
+  for (int i = 0; i < exec.backend.threads(); ++i) *worker(i).token = -1;
   for (std::int64_t first = 0; first < tokens; first += b.wave) {
     const std::int64_t n = std::min(b.wave, tokens - first);
+    const auto merge_head = [&](std::int64_t t, std::int64_t head, int w) {
+      merge(kTier, args, shape, rows, first + t, head, worker(w).mixed,
+            [&](std::int64_t c) { return partial(t * b.chunks + c); });
+    };
     cpu::parallel_for(exec.backend, n * b.chunks, [&](std::int64_t i, int w) {
-      attend(args, rows, first + i / b.chunks, i % b.chunks, worker(w), partial(i));
+      attend(kTier, shape, args, rows, first + i / b.chunks, i % b.chunks, exec.backend.threads() == 1, worker(w),
+             partial(i));
+      for (std::int64_t head = 0; b.chunks == 1 && head < heads; ++head) merge_head(i, head, w);
     });
-    cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int) {
-      merge(args, rows, first + i / heads, i % heads,
-            [&](std::int64_t c) { return partial(i / heads * b.chunks + c); });
-    });
+    if (b.chunks > 1)
+      cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int w) { merge_head(i / heads, i % heads, w); });
   }
 }
 
+template <const Tier& kTier>
 std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& bounds) {
   base::Scratch scratch;
-  Buffers(scratch, backend, bounds);
+  Buffers(scratch, kTier, backend, bounds);
   return scratch.bytes();
 }
+
+base::Lack lacks_f32(const AttentionArgs& args) {
+  if (args.q.dtype == DType::f32) return "f32 queries (its operands are bf16)";
+  if (args.kv.format == KvFormat::f32) return "f32 rows (its operands are bf16)";
+  return "";
+}
+
+template void attention_cpu<kPortable>(const AttentionArgs&, const base::Exec&);
+template std::int64_t attention_cpu_bytes<kPortable>(const Backend&, const AttentionBounds&);
+#if defined(__x86_64__)
+template void attention_cpu<kAvx2>(const AttentionArgs&, const base::Exec&);
+template void attention_cpu<kAvx512>(const AttentionArgs&, const base::Exec&);
+template void attention_cpu<kAvx512Bf16>(const AttentionArgs&, const base::Exec&);
+template void attention_cpu<kAmx>(const AttentionArgs&, const base::Exec&);
+template std::int64_t attention_cpu_bytes<kAvx2>(const Backend&, const AttentionBounds&);
+template std::int64_t attention_cpu_bytes<kAvx512>(const Backend&, const AttentionBounds&);
+template std::int64_t attention_cpu_bytes<kAvx512Bf16>(const Backend&, const AttentionBounds&);
+template std::int64_t attention_cpu_bytes<kAmx>(const Backend&, const AttentionBounds&);
+#endif
 
 }  // namespace sievemla::stage::attention

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cpu/amx.cc -- both products in tiles of 16 x 16 sums: a row of a left tile holds 32 bf16, a row of a
+// right tile 16 pairs. Two by two tiles of sums are under way at a time.
+#include <immintrin.h>
+
+#include "attention/cpu/tier.h"
+
+namespace sievemla::stage::attention {
+namespace {
+
+#include "attention/cpu/avx512-inl.h"
+#include "attention/cpu/avx512bf16-inl.h"
+
+constexpr Index kSide = 16, kDepth = 32;  // of a tile: rows and columns; operands a row of the left one
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// x[i][j] -> x[j][i], 32-bit elements.
+inline void transpose(__m512i x[16]) {
+  __m512i y[16];
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + 2 + j]);
+      x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + 2 + j]);
+    }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; ++j) {
+      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
+      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xDD);
+    }
+  for (int j = 0; j < 8; ++j) {
+    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
+    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xDD);
+  }
+}
+
+// The sums that are under way: c[2 tiles, 2 tiles], or one in a direction.
+template <bool kTwoRows, bool kTwoColumns>
+struct Sums {
+  static void zero() {
+    _tile_zero(0);
+    if (kTwoColumns) _tile_zero(1);
+    if (kTwoRows) _tile_zero(2);
+    if (kTwoRows && kTwoColumns) _tile_zero(3);
+  }
+  static void load(const float* c, Index stride) {  // strides in bytes
+    const char* x = reinterpret_cast<const char*>(c);
+    _tile_loadd(0, x, stride);
+    if (kTwoColumns) _tile_loadd(1, x + 64, stride);
+    if (kTwoRows) _tile_loadd(2, x + kSide * stride, stride);
+    if (kTwoRows && kTwoColumns) _tile_loadd(3, x + kSide * stride + 64, stride);
+  }
+  static void store(float* c, Index stride) {
+    char* x = reinterpret_cast<char*>(c);
+    _tile_stored(0, x, stride);
+    if (kTwoColumns) _tile_stored(1, x + 64, stride);
+    if (kTwoRows) _tile_stored(2, x + kSide * stride, stride);
+    if (kTwoRows && kTwoColumns) _tile_stored(3, x + kSide * stride + 64, stride);
+  }
+  // sums += a x b over `steps` of kDepth operands; a_step and b_step in bytes.
+  static void add(const void* left, Index a_stride, const void* right, Index b_stride, Index b_step, Index steps) {
+    const char *a = static_cast<const char*>(left), *b = static_cast<const char*>(right);
+    for (Index i = 0; i < steps; ++i, a += 64, b += b_step) {
+      _tile_loadd(4, a, a_stride);
+      _tile_loadd(6, b, b_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      if (kTwoColumns) {
+        _tile_loadd(7, b + 64, b_stride);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if (kTwoRows) {
+        _tile_loadd(5, a + kSide * a_stride, a_stride);
+        _tile_dpbf16ps(2, 5, 6);
+        if (kTwoColumns) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+  }
+};
+
+struct Ops : Avx512Bf16 {
+  static constexpr Index kBlock = 256, kRowPad = 32;  // values pass through tiles once a block
+  static constexpr bool kTiles = true, kHasNarrow = false;
+  static constexpr int rows(int) { return 4; }
+
+  static void begin() {
+    static constexpr TileConfig kConfig{};
+    _tile_loadconfig(&kConfig);
+  }
+  static void end() { _tile_release(); }
+
+  // n: heads of the group that q points into.
+  template <bool kTwoColumns, class Scratch>
+  static void score_heads(const TierShape& shape, const Scratch& s, const Operand* q, Index n, Index head, Index row) {
+    using S = Sums<true, kTwoColumns>;
+    const Index a_stride = s.k_stride * 2, b_stride = n * 4, c_stride = s.heads * 4;
+    const Operand* k = s.k + row * s.k_stride;
+    float* score = s.score + row * s.heads + head;
+    if (shape.row != Element::e4m3) {
+      S::zero();
+      S::add(k, a_stride, q, b_stride, kSide * b_stride, s.width / kDepth);
+      S::store(score, c_stride);
+      return;
+    }
+    alignas(64) float part[2 * kSide][2 * kSide];
+    for (Index column = 0; column < s.width; column += kScaleColumns) {
+      const Index columns = s.width - column < kScaleColumns ? s.width - column : kScaleColumns;
+      S::zero();
+      S::add(k + column, a_stride, q + column * n, b_stride, kSide * b_stride, columns / kDepth);
+      S::store(part[0], sizeof part[0]);
+      const bool scaled = column < s.latent;
+      for (Index r = 0; r < 2 * kSide; ++r) {
+        const Vec factor = set1(scaled ? s.scale[(row + r) * 4 + column / kScaleColumns] : 1.f);
+        for (Index c = 0; c < (kTwoColumns ? 2 : 1); ++c) {
+          float* to = score + r * s.heads + c * kSide;
+          const Vec x = load(part[r] + c * kSide);
+          store(to, column > 0 ? fma(x, factor, load(to)) : mul(x, factor));
+        }
+      }
+    }
+  }
+
+  // fetch(row, n): rows [row, row + n) of the next block, early.
+  template <class Scratch, class Fetch>
+  static void scores(const TierShape& shape, const Scratch& s, Index rows, Fetch&& fetch) {
+    for (Index first = 0; first < s.heads;) {
+      const Index n = vectors((s.heads - first) / kLanes) * kLanes;
+      for (Index h = 0; h < n; h += 2 * kSide) {
+        const Operand* q = s.q + first * s.width + h * kPair;
+        for (Index r = 0; r < rows; r += 2 * kSide) {
+          if (first + h == 0) fetch(r, 2 * kSide);
+          if (n - h >= 2 * kSide) score_heads<true>(shape, s, q, n, first + h, r);
+          else score_heads<false>(shape, s, q, n, first + h, r);
+        }
+      }
+      first += n;
+    }
+  }
+
+  template <bool kTwoRows, class Scratch>
+  static void add_columns(const TierShape& shape, const Scratch& s, const Operand* p, Index column, Index steps,
+                          float* value, bool empty) {
+    using S = Sums<kTwoRows, true>;
+    const Index stride = shape.value_stride * 4;
+    if (empty) S::zero();
+    else S::load(value, stride);
+    S::add(p, kBlock * 2, s.v + column * kPair, s.v_stride * 2, kSide * s.v_stride * 2, steps);
+    S::store(value, stride);
+  }
+
+  // Weights lie [row pairs, heads]; the left factor needs [heads, rows].
+  template <class Scratch>
+  static void add_values(const TierShape& shape, const Scratch& s, Index padded, Index rows, const TierState& state) {
+    const bool scaled = shape.row == Element::e4m3;
+    const Index slices = scaled ? 4 : 1, slice = scaled ? kScaleColumns : s.latent;
+    for (Index g = 0; g < slices; ++g)
+      for (Index h = 0; h < s.heads; h += kSide)
+        for (Index r = 0; r < padded; r += kDepth) {
+          __m512i x[kSide];
+          for (Index i = 0; i < kSide; ++i)
+            x[i] = r + 2 * i < rows ? _mm512_loadu_si512(s.p + g * kBlock * s.heads + (r + 2 * i) * s.heads + h * kPair)
+                                    : _mm512_setzero_si512();
+          transpose(x);
+          for (Index i = 0; i < kSide; ++i) _mm512_storeu_si512(s.p_rows + (g * s.heads + h + i) * kBlock + r, x[i]);
+        }
+    for (Index column = 0; column < s.latent; column += 2 * kSide)
+      for (Index h = 0; h < s.heads; h += 2 * kSide) {
+        const Operand* p = s.p_rows + (column / slice * s.heads + h) * kBlock;
+        float* value = state.value + h * shape.value_stride + column;
+        if (s.heads - h >= 2 * kSide) add_columns<true>(shape, s, p, column, padded / kDepth, value, state.empty);
+        else add_columns<false>(shape, s, p, column, padded / kDepth, value, state.empty);
+      }
+  }
+
+ private:
+  static constexpr Index kScaleColumns = 128;
+  static constexpr Index vectors(Index rest) { return rest < kVecs ? rest : kVecs; }
+};
+
+#include "attention/cpu/attention-inl.h"
+
+}  // namespace
+
+const Tier kAmx = kTier;
+
+}  // namespace sievemla::stage::attention

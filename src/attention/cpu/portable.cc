@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cpu/portable.cc -- vectors of four f32, in the compiler's own terms: SSE2 on x86-64, NEON on Arm.
+#include "attention/cpu/tier.h"
+
+namespace sievemla::stage::attention {
+namespace {
+
+using Index = std::int64_t;
+
+struct Ops {
+  using Operand = float;
+  using Vec = float __attribute__((vector_size(16)));
+  using Int = std::int32_t __attribute__((vector_size(16)));
+  using Right = Vec;
+  static constexpr Index kLanes = 4, kPair = 1, kVecs = 2, kBlock = 64, kRowPad = 8;
+  static constexpr bool kTiles = false, kHasNarrow = false;
+  static constexpr int rows(int) { return 4; }
+
+  static Vec load(const float* x) {
+    Vec v;
+    __builtin_memcpy(&v, x, sizeof v);
+    return v;
+  }
+  static void store(float* x, Vec v) { __builtin_memcpy(x, &v, sizeof v); }
+  static Vec set1(float x) { return Vec{x, x, x, x}; }
+  static Vec add(Vec a, Vec b) { return a + b; }
+  static Vec sub(Vec a, Vec b) { return a - b; }
+  static Vec mul(Vec a, Vec b) { return a * b; }
+  static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+  static Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
+  static Vec right(const float* x) { return load(x); }
+  static Vec left(const float* x) { return set1(*x); }
+  static Vec dot(Vec sum, Vec a, Vec b) { return sum + a * b; }
+  static void store_operands(float* to, const Vec* p, Vec*) { store(to, *p); }
+
+  static constexpr float kRounder = 0x1.8p23f;  // its ulp is 1
+  static Vec round(Vec x) { return (x + kRounder) - kRounder; }
+  // x * 2^n, n whole: the low bits of n + kRounder are n.
+  static Vec times_power(Vec x, Vec n) { return x * (Vec)((((Int)(n + kRounder) & 0x1FF) + 127) << 23); }
+  static Vec zero_below(Vec x, float limit, Vec y) { return x < limit ? Vec{} : y; }
+  static Vec zero_where_equal(Vec a, Vec b, Vec x) { return a == b ? Vec{} : x; }
+
+  static void load_f32(const void* from, Index n, float* to) {
+    __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+  }
+  static void load_bf16(const void* from, Index n, float* to) {
+    for (Index i = 0; i < n; ++i) {
+      std::uint16_t half;
+      __builtin_memcpy(&half, static_cast<const char*>(from) + 2 * i, sizeof half);
+      const std::uint32_t bits = std::uint32_t{half} << 16;
+      __builtin_memcpy(to + i, &bits, sizeof bits);
+    }
+  }
+  // Exponent and mantissa fall into place of an f32 whose exponent is 120 too small; subnormals are exact too.
+  static bool load_e4m3(const std::byte* from, Index n, float* to) {
+    bool nan = false;
+    for (Index i = 0; i < n; ++i) {
+      const std::uint32_t code = static_cast<std::uint8_t>(from[i]), magnitude = code & 0x7F;
+      const std::uint32_t bits = magnitude << 20 | (code & 0x80) << 24;
+      float x;
+      __builtin_memcpy(&x, &bits, sizeof x);
+      to[i] = x * 0x1p120f;
+      nan |= magnitude == 0x7F;
+    }
+    return nan;
+  }
+  static void begin() {}
+  static void end() {}
+};
+
+#include "attention/cpu/attention-inl.h"
+
+}  // namespace
+
+const Tier kPortable = kTier;
+
+}  // namespace sievemla::stage::attention

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cpu/isa/isa.h -- the instruction sets that kernels are written for, and which of them this process uses.
+//
+// A tier is a row of kIsas, lowest first; each needs all that the rows above it need. A kernel of a tier is a file of
+// its own, compiled with the tier's flags (cmake/isa.cmake), and a row in its room's registry whose runs_here is
+// may_use<Isa::...>. SIEVEMLA_CPU_ISA names the highest tier to use; a room that has no kernel of that tier falls back
+// to the next lower one that it has. Rules for such a file: docs/kernels/attention-cpu.md.
+#pragma once
+#include <cstdint>
+#include <span>
+
+namespace sievemla::cpu {
+
+enum class Isa : std::uint8_t { portable, avx2, avx512, avx512bf16, amx };
+
+struct IsaInfo {
+  Isa isa;
+  const char* name;   // as SIEVEMLA_CPU_ISA takes it
+  const char* needs;  // what the machine must have, in words; "" = nothing special
+};
+inline constexpr IsaInfo kIsas[] = {
+    {Isa::portable, "portable", ""},
+    {Isa::avx2, "avx2", "AVX2, FMA and F16C"},
+    {Isa::avx512, "avx512", "AVX-512 F, BW, DQ and VL"},
+    {Isa::avx512bf16, "avx512bf16", "AVX-512 BF16"},
+    {Isa::amx, "amx", "AMX-TILE and AMX-BF16, and a kernel that permits their use"},
+};
+constexpr const IsaInfo& info(Isa isa) { return kIsas[static_cast<int>(isa)]; }
+
+// The highest tier that processor and operating system run. Asks the operating system once for the use of AMX.
+Isa machine_isa();
+
+// The tier to use on a machine whose highest is `machine`: the one named, or that one if the name is null or empty.
+// Throws InvalidArgument for a name there is not, Unsupported for a tier above the machine's.
+Isa choose_isa(const char* name, Isa machine);
+
+// choose_isa of SIEVEMLA_CPU_ISA and machine_isa, decided at the first call (that did not throw).
+Isa isa();
+
+// For base::Kernel::runs_here.
+template <Isa kIsa>
+bool may_use() {
+  return kIsa <= isa();
+}
+
+}  // namespace sievemla::cpu
