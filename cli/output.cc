@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -32,6 +33,11 @@ std::string padded(const std::string& cell, std::size_t columns, Table::Align al
 
 Json envelope(std::string_view kind) {
   return Json{{"schema", 1}, {"kind", kind}, {"version", version()}, {"commit", commit()}};
+}
+
+Json error_json(std::optional<double> error) {
+  if (!error) return nullptr;
+  return std::isfinite(*error) ? Json(*error) : Json("inf");
 }
 
 std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
