@@ -31,8 +31,7 @@ std::string shown(const json& value) {
 std::string load_text(const std::filesystem::path& path) { return read_file(path, kMaxBytes + 1); }
 
 json parse_json(std::string_view text, const std::string& where) {
-  if (text.size() > kMaxBytes)
-    throw BadFile(error_message("a JSON file has at most 64 MiB", where, "more"));
+  if (text.size() > kMaxBytes) throw BadFile(error_message("a JSON file has at most 64 MiB", where, "more"));
   if (const std::size_t nul = text.find('\0'); nul != text.npos)  // where the parser would stop, whatever follows
     throw BadFile(error_message("the file must be valid JSON", where, "a NUL at its byte ", nul + 1));
   std::vector<std::set<std::string>> keys;  // of each open object
