@@ -501,7 +501,7 @@ Json to_json(const std::vector<Row>& rows) {
   json["failed"] = Json::array();
   for (const Row& row : rows) {
     if (!row.right()) {
-      json["failed"].push_back({{"case", row.c.name}, {"error", row.error}, {"bound", row.bound}});
+      json["failed"].push_back({{"case", row.c.name}, {"error", error_json(row.error)}, {"bound", row.bound}});
       continue;
     }
     Json line = {{"case", row.c.name},

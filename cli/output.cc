@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -59,6 +60,11 @@ std::string printable(std::string_view message) {
 
 Json envelope(std::string_view kind) {
   return Json{{"schema", 1}, {"kind", kind}, {"version", version()}, {"commit", commit()}};
+}
+
+Json error_json(std::optional<double> error) {
+  if (!error) return nullptr;
+  return std::isfinite(*error) ? Json(*error) : Json("inf");
 }
 
 std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }

@@ -19,7 +19,7 @@ constexpr std::int64_t kBytes = 256;  // vocabulary of a model whose tokens are 
 struct Options {
   std::string directory, prompt_ids, prompt, golden;
   bool has_ids = false, has_prompt = false, has_golden = false;
-  std::int64_t tokens = 16, page_size = 64, threads = 0;
+  std::int64_t tokens = 16, page_size = 64, ranks = 1, threads = 0;
   std::string backend = "auto", kv_format, index_format, norm_eps = "config", chunk = "all";
   bool ignore_eos = false, json = false;
 };
@@ -74,6 +74,7 @@ model::DecoderOptions decoder_options(const Options& options) {
                                                       : index_format_by_name(options.index_format);
   decoder.norm_eps = options.norm_eps == "hf" ? model::NormEps::hf : model::NormEps::config;
   decoder.page_size = options.page_size;
+  decoder.ranks = static_cast<int>(options.ranks);
   if (options.chunk != "all")
     decoder.chunk =
         parse_integer(options.chunk, 1, std::numeric_limits<std::int32_t>::max(), "--chunk, unless 'all',", "run");
@@ -144,15 +145,19 @@ Json to_json(const Options& options, const model::Config& config, const model::D
   json["kv_format"] = info(decoder.kv_format).name;
   json["index_format"] = name_of(decoder.index_format);
   json["norm_eps"] = options.norm_eps;
+  json["ranks"] = decoder.ranks;
   json["prompt_tokens"] = result.prompt.size();
   json["tokens"] = result.tokens;
   json["tokens_per_s"] = result.tokens_per_s;
   json["layers"] = Json::array();
   for (const StageRow& row : result.rows) {
-    Json line = {{"layer", nullptr}, {"stage", row.stage}, {"error", nullptr}, {"us", row.us}};
+    Json line = {{"layer", nullptr},
+                 {"stage", row.stage},
+                 {"error", error_json(row.error)},
+                 {"us", row.us},
+                 {"checked", row.error.has_value()}};
     if (row.layer >= 0) line["layer"] = row.layer;
     if (row.error) {
-      line["error"] = *row.error;
       line["bound"] = *row.bound;
       line["passed"] = row.passed;
     }
@@ -187,6 +192,8 @@ std::string to_text(const model::Config& config, const model::DecoderOptions& de
   text += fmt::format("cache   {} rows, {} indexer keys, pages of {}; backend {}, threads {}\n",
                       info(decoder.kv_format).name, name_of(decoder.index_format), decoder.page_size,
                       decoder.backend.name(), decoder.backend.threads());
+  if (decoder.ranks > 1)
+    text += fmt::format("ranks   {}, each with its part of the latent rows, merged by combine\n", decoder.ranks);
   text += fmt::format("prompt  {} tokens{}\n", result.prompt.size(),
                       result.prefill_us > 0 ? " in " + time_text(result.prefill_us) : "");
   text += fmt::format("tokens  {}\n", fmt::join(result.tokens, ","));
@@ -270,6 +277,9 @@ Action add_run(CLI::App& app) {
   add_choice(*command, "--norm-eps", options->norm_eps, {"config", "hf"},
              "eps of the norms behind q_a and kv_a: the config's, as in engines, or 1e-6, as in transformers");
   add_integer(*command, "--page-size", options->page_size, 1, 65536, "Tokens a cache page");
+  add_integer(*command, "--ranks", options->ranks, 1, 64,
+              "Decode-context-parallel ranks, simulated in this process: token p's latent row is on rank p % N,\n"
+              "each rank attends to its own rows, and combine merges what they give");
   command->add_option("--chunk", options->chunk, "Prompt tokens that go through together")
       ->type_name("N|all")
       ->default_str(options->chunk);

@@ -55,6 +55,7 @@ class Where {
     }
     return longer;
   }
+  constexpr bool empty() const { return pieces_[0].empty(); }
   friend std::ostream& operator<<(std::ostream& out, const Where& where) {
     for (const std::string_view piece : where.pieces_) out << piece;
     return out;

@@ -40,7 +40,7 @@ void check_rows(const Backend& backend, const Slots& slots, std::int64_t tokens)
     api::check_tensor(backend, indices, {api::kAny, api::kAny, api::kAny}, {DType::i32, DType::i64},
                       "attention: rows.indices");
     expects(tokens == 0
-                ? indices.dim(0) * indices.dim(1) == 0
+                ? indices.dim(0) == 0 || indices.dim(1) == 0
                 : indices.dim(1) > 0 && tokens % indices.dim(1) == 0 && tokens / indices.dim(1) == indices.dim(0),
             "indices must be [requests, q_len, topk] with requests * q_len tokens", "attention: rows.indices",
             api::describe(indices), " for ", tokens, " tokens");

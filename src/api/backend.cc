@@ -3,6 +3,7 @@
 // src/api/backend.cc -- which backends there are, and which one a name means.
 #include "sievemla/backend.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "cpu/isa/isa.h"
@@ -18,7 +19,7 @@ constexpr int kMaxThreads = 4096;  // a bound on scratch: workspaces hold a part
 CpuOptions checked(CpuOptions options) {
   expects(options.threads >= 0 && options.threads <= kMaxThreads, "threads must be 0 (automatic) to 4096",
           "backend cpu: threads", options.threads);
-  if (options.threads == 0) options.threads = cpu::default_threads();
+  if (options.threads == 0) options.threads = std::min(cpu::default_threads(), kMaxThreads);
   cpu::isa();  // throws if SIEVEMLA_CPU_ISA asks for what is not there
   return options;
 }
@@ -43,6 +44,7 @@ std::string Backend::name() const {
 Backend Backend::reference() { return {BackendKind::reference, {}, {1, {}}}; }
 Backend Backend::cpu(CpuOptions options) { return {BackendKind::cpu, {}, checked(options)}; }
 Backend Backend::cuda(int device) {
+  expects(device >= 0, "a device's index must not be negative", "backend cuda", device);
   throw Unsupported(error_message("the cuda backend needs a build with CUDA kernels", "backend",
                                   "cuda:" + std::to_string(device) + " in a build without any"));
 }

@@ -70,6 +70,11 @@ void check_distinct(const TensorView& view, const Where& where) {
   }
 }
 
+// Slots are counted in 63 bits.
+void check_slots(const TensorView& pages, const Where& where) {
+  expects(pages.dim(0) <= INT64_MAX / pages.dim(1), "pages * page size must fit 63 bits", where, describe(pages));
+}
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Description& description) {
@@ -92,10 +97,11 @@ void check_tensor(const Backend& backend, const TensorView& view, std::initializ
     throw InvalidArgument(error_message("the shape must be " + wanted, where, describe(view)));
   }
   if (std::find(dtypes.begin(), dtypes.end(), view.dtype) == dtypes.end()) {
-    const std::string rule = "the dtype must be " + list(dtypes);
-    if (view.dtype == DType::f16)
-      throw Unsupported(error_message(rule + " (serve the model with --dtype bfloat16)", where, describe(view)));
-    throw InvalidArgument(error_message(rule, where, describe(view)));
+    std::string rule = "the dtype must be " + list(dtypes);
+    if (view.dtype != DType::f16) throw InvalidArgument(error_message(rule, where, describe(view)));
+    if (std::find(dtypes.begin(), dtypes.end(), DType::bf16) != dtypes.end())
+      rule += " (serve the model with --dtype bfloat16)";
+    throw Unsupported(error_message(rule, where, describe(view)));
   }
   check_extents(view, where);
   if (view.device != backend.device()) {
@@ -139,6 +145,7 @@ void check_cache(const Backend& backend, const KvCache& cache, const Where& wher
   expects(cache.pages.dim(2) >= row, "the last dimension must hold a row", where, describe(cache.pages),
           ", a row takes ", row);
   expects(cache.pages.dim(1) >= 1, "the page size must be at least 1", where, cache.pages.dim(1));
+  check_slots(cache.pages, where);
   TensorView rows = cache.pages;  // without what pads them
   rows.shape[2] = row;
   check_distinct(rows, where);
@@ -152,6 +159,7 @@ void check_cache(const Backend& backend, const IndexCache& cache, const Where& w
   check_tensor(backend, cache.pages, {kAny, kAny, fp8 ? kIndexKeyBytes : kIndexDim}, {storage}, where);
   check_contiguous_rows(cache.pages, where);
   expects(cache.page_size() >= 1, "the page size must be at least 1", where, cache.page_size());
+  check_slots(cache.pages, where);
   expects(!fp8 || cache.page_size() == 1 || cache.pages.step(1) == kIndexKeyBytes,  // its scales come after its keys
           "an fp8 page must be contiguous: row stride 132", where, cache.pages.step(1));
   check_distinct(cache.pages, where);

@@ -40,8 +40,8 @@ const kv::WriteLatentKernel& api::admit(const Backend& backend, const WriteLaten
   check_rows(backend, args.latent, tokens, cache.latent, {DType::f32, DType::bf16}, "write_latent: latent");
   if (cache.rope > 0) check_rows(backend, args.rope, tokens, cache.rope, {args.latent.dtype}, "write_latent: rope");
   else
-    expects(args.rope.elements() == 0, "rope must be absent where a row has none", "write_latent: rope",
-            api::describe(args.rope));
+    expects(!args.rope || (args.rope.rank == 2 && args.rope.dim(1) == 0), "rope must be absent where a row has none",
+            "write_latent: rope", api::describe(args.rope));
   api::check_scale_rule(args.scale, "write_latent: scale");
   api::check_write_slots(backend, args.slots, tokens, cache.slots(), "write_latent: slots");
   return base::pick(kv::write_latent_kernels(), backend, args, "write_latent");

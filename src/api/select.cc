@@ -19,8 +19,8 @@ std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1)
 
 // Rows [begin, begin + n) of a tensor, if it is given.
 TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t n) {
-  if (!view || !view.data) return view;
-  view.data = static_cast<std::byte*>(view.data) + begin * view.step(0) * size_of(view.dtype);
+  if (!view) return view;
+  if (view.data) view.data = static_cast<std::byte*>(view.data) + begin * view.step(0) * size_of(view.dtype);
   view.shape[0] = n;
   return view;
 }

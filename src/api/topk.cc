@@ -81,8 +81,9 @@ void expand_pools(const Backend& backend, const ExpandPoolsArgs& args, Stream st
   const std::int64_t rows = args.pools.dim(0), n = args.pools.dim(1);
   api::check_tensor(backend, args.lengths, {rows}, {DType::i32}, "expand_pools: lengths");
   api::check_output(backend, args.positions, {rows, api::kAny}, {DType::i32}, "expand_pools: positions");
-  expects((args.positions.dim(1) + 1) / args.kpool > n, "positions must be at least pools * kpool + kpool - 1 wide",
-          "expand_pools: positions", args.positions.dim(1), ", pools ", n, ", kpool ", args.kpool);
+  expects(args.positions.dim(1) / args.kpool >= n && args.positions.dim(1) - n * args.kpool >= args.kpool - 1,
+          "positions must be at least pools * kpool + kpool - 1 wide", "expand_pools: positions", args.positions.dim(1),
+          ", pools ", n, ", kpool ", args.kpool);
   const auto& kernel = base::pick(stage::topk::expand_pools_kernels(), backend, args, "expand_pools");
   if (rows > 0) kernel.run(args, {backend, {}, stream});
 }

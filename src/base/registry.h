@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <sstream>
 #include <string>
 
 #include "sievemla/backend.h"
@@ -22,6 +23,8 @@ struct Exec {
 
 struct NoBounds {};
 
+using Lack = Where;  // what a kernel lacks, in pieces that are joined only in a message; empty = nothing
+
 template <class Args, class Bounds = NoBounds>
 struct Kernel {
   const char* name;  // unique in the program: "<function>_<backend>[_<isa or arch>]"
@@ -30,7 +33,7 @@ struct Kernel {
   bool (*runs_here)();  // null = always
   // The first thing in the (already checked) arguments that this kernel cannot do, in words; "" = serves them. Null =
   // serves all.
-  std::string (*lacks)(const Args&);
+  Lack (*lacks)(const Args&);
   void (*run)(const Args&, const Exec&);
   std::int64_t (*workspace_bytes)(const Backend&, const Bounds&);  // null = none
   // How far its outputs may lie from the reference's (base/compare.h), where its arithmetic is coarser than what is
@@ -38,27 +41,26 @@ struct Kernel {
   double error = 0;
 };
 
-// What keeps a row from serving the call, in words; "" = nothing.
+// What keeps a row from serving the call.
 template <class Args, class Bounds>
-std::string lack_of(const Kernel<Args, Bounds>& row, const Args& args) {
-  if (row.runs_here && !row.runs_here()) return std::string("this machine lacks ") + row.needs;
-  return row.lacks ? row.lacks(args) : std::string();
+Lack lack_of(const Kernel<Args, Bounds>& row, const Args& args) {
+  if (row.runs_here && !row.runs_here()) return Lack("this machine lacks ") + row.needs;
+  return row.lacks ? row.lacks(args) : Lack("");
 }
 
 // The first row of the backend that runs here and serves the arguments; else Unsupported with each row's reason.
-// Nothing is allocated unless it throws (a `lacks` answers "" or a reason).
+// Nothing is allocated unless it throws.
 template <class Args, class Bounds>
 const Kernel<Args, Bounds>& pick(std::span<const Kernel<Args, Bounds>> rows, const Backend& backend, const Args& args,
                                  const char* where) {
   for (const auto& row : rows)
-    if (row.backend == backend.kind() && (!row.runs_here || row.runs_here()) && (!row.lacks || row.lacks(args).empty()))
-      return row;
-  std::string reasons;
+    if (row.backend == backend.kind() && lack_of(row, args).empty()) return row;
+  std::ostringstream reasons;
   for (const auto& row : rows)
     if (row.backend == backend.kind())
-      reasons += (reasons.empty() ? "" : "; ") + std::string(row.name) + ": " + lack_of(row, args);
-  if (reasons.empty()) reasons = "no kernel in this build";
-  throw Unsupported(error_message("a kernel must serve the call on backend " + backend.name(), where, reasons));
+      reasons << (reasons.tellp() > 0 ? "; " : "") << row.name << ": " << lack_of(row, args);
+  if (reasons.tellp() <= 0) reasons << "no kernel in this build";
+  throw Unsupported(error_message("a kernel must serve the call on backend " + backend.name(), where, reasons.str()));
 }
 
 // Enough for whichever row is picked.

@@ -50,7 +50,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) : name_(directory
   for (const auto& [file, tensors] : tensors_of) {
     const SafeTensors& shard = shards_.emplace_back(directory / file);
     for (const std::string& tensor : tensors) {
-      shard.tensor(tensor);
+      if (!shard.find(tensor)) shard.tensor(tensor);  // throws
       shard_of_[tensor] = &shard;
     }
   }

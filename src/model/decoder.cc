@@ -58,14 +58,33 @@ TensorView cache_pages(TensorMemory& memory, DType dtype, std::int64_t pages, st
   }
 }
 
-// A permutation of [0, n) that leaves few pages in place.
-std::vector<std::int32_t> scrambled(std::int64_t n) {
-  std::int64_t step = std::max<std::int64_t>(1, n * 5 / 8);
-  while (std::gcd(step, n) != 1) ++step;
-  std::vector<std::int32_t> order;
-  for (std::int64_t i = 0; i < n; ++i) order.push_back(static_cast<std::int32_t>((i * step + 1) % n));
-  return order;
+// Part `i` of a tensor [parts, ...].
+TensorView part_of(const TensorView& parts, std::int64_t i) {
+  TensorView part = rows_of(parts, i, 1);
+  part.rank = parts.rank - 1;
+  std::copy(parts.shape.begin() + 1, parts.shape.end(), part.shape.begin());
+  std::copy(parts.stride.begin() + 1, parts.stride.end(), part.stride.begin());
+  return part;
 }
+
+// Where a sequence's rows lie: logical page -> physical page.
+struct Pages {
+  // Enough for `tokens` and one that is never used, in an order that leaves few in place and differs from rank to rank.
+  Pages(std::int64_t tokens, std::int64_t size, std::int64_t rank)
+      : page_size(size), count((tokens + size - 1) / size + 1) {
+    std::int64_t step = std::max<std::int64_t>(1, count * 5 / 8);
+    while (std::gcd(step, count) != 1) ++step;
+    for (std::int64_t i = 0; i + 1 < count; ++i)
+      order.push_back(static_cast<std::int32_t>((i * step + 1 + rank) % count));
+  }
+  TensorView table() const { return tensor(order.data(), {1, static_cast<std::int64_t>(order.size())}); }
+  std::int64_t slot(std::int64_t position) const {
+    return order[static_cast<std::size_t>(position / page_size)] * page_size + position % page_size;
+  }
+
+  std::int64_t page_size, count;
+  std::vector<std::int32_t> order;
+};
 
 Config checked(const Config& c, const DecoderOptions& o) {
   const auto needs = [](bool good, std::string_view rule, const char* key, const auto& got) {
@@ -84,6 +103,7 @@ Config checked(const Config& c, const DecoderOptions& o) {
   expects(o.max_tokens >= 1 && o.max_tokens <= c.max_position,
           "the cache must have room for 1 to max_position_embeddings (" + std::to_string(c.max_position) + ") tokens",
           "decoder: max_tokens", o.max_tokens);
+  expects(o.ranks >= 1 && o.ranks <= 64, "there are 1 to 64 ranks", "decoder: ranks", o.ranks);
   return c;
 }
 
@@ -103,40 +123,42 @@ struct Decoder::State {
         latent_eps(o.norm_eps == NormEps::hf ? kHfNormEps : config.rms_norm_eps),
         index_rope(base::fault(Fault::indexer_rope_style) ? other(config.index_rope) : config.index_rope),
         attention_rope(base::fault(Fault::attention_rope_style) ? RopeStyle::half_split : RopeStyle::interleaved),
-        topk(std::min(base::fault(Fault::dense) ? o.max_tokens : config.index_topk, o.max_tokens)) {
-    const std::int64_t pages = (o.max_tokens + o.page_size - 1) / o.page_size + 1;  // one is never used
-    block_table = scrambled(pages);
-    block_table.pop_back();
+        topk(std::min(base::fault(Fault::dense) ? o.max_tokens : config.index_topk, o.max_tokens)),
+        key_pages(o.max_tokens, o.page_size, 0) {
+    for (int r = 0; r < o.ranks; ++r) rank_pages.emplace_back((o.max_tokens + o.ranks - 1) / o.ranks, o.page_size, r);
+    const std::int64_t pages = rank_pages[0].count;  // all ranks have room for as many
     const KvFormatInfo& format = info(o.kv_format);
     const std::int64_t row =
         format.row_bytes(static_cast<int>(config.latent), static_cast<int>(config.rope)) / size_of(format.storage);
     for (const LayerWeights& layer : weights.layers) {
       Cache& cache = caches.emplace_back();
-      cache.latent = {o.kv_format, static_cast<int>(config.latent), static_cast<int>(config.rope),
-                      cache_pages(cache.latent_memory, format.storage, pages, o.page_size, row)};
+      const TensorView all = cache_pages(cache.latent_memory, format.storage, o.ranks * pages, o.page_size, row);
+      for (int r = 0; r < o.ranks; ++r)
+        cache.latent.push_back({o.kv_format, static_cast<int>(config.latent), static_cast<int>(config.rope),
+                                rows_of(all, r * pages, pages)});
       if (!layer.indexer) continue;
-      const DType dtype = o.index_format == IndexFormat::f32    ? DType::f32
-                          : o.index_format == IndexFormat::bf16 ? DType::bf16
-                                                                : DType::u8;
-      cache.index = {o.index_format, cache_pages(cache.index_memory, dtype, pages, o.page_size,
+      const DType dtype = storage_of(o.index_format);
+      cache.index = {o.index_format, cache_pages(cache.index_memory, dtype, key_pages.count, o.page_size,
                                                  dtype == DType::u8 ? kIndexKeyBytes : kIndexDim)};
     }
   }
 
   struct Cache {
     TensorMemory latent_memory, index_memory;
-    KvCache latent;
+    std::vector<KvCache> latent;  // by rank
     IndexCache index;
   };
 
   // The tensors of one chunk that several steps share.
   struct Chunk {
     std::int64_t first, rows;
-    TensorView positions;                           // [rows] i32
-    TensorView lengths;                             // [rows] i32: how many rows each sees
-    TensorView slots;                               // [rows] i32: where they are written
-    TensorView selected_positions, selected_slots;  // [rows, k] i32, of the last layer with an indexer
-    TensorView selected_length;                     // [rows] i32
+    TensorView positions;           // [rows] i32
+    TensorView lengths;             // [rows] i32: how many rows each sees
+    TensorView key_slots;           // [rows] i32: where indexer keys are written
+    TensorView slots;               // [ranks, rows] i32: where latent rows are, -1 on the ranks that do not hold it
+    TensorView selected_positions;  // [rows, k] i32, of the last layer with an indexer
+    TensorView selected_slots;      // [ranks, rows, k] i32
+    TensorView selected_length;     // [rows] i32
   };
 
   const Config config;
@@ -146,34 +168,43 @@ struct Decoder::State {
   const double scale, latent_eps;
   const RopeStyle index_rope, attention_rope;
   const std::int64_t topk;
-  std::vector<std::int32_t> block_table;
+  const Pages key_pages;          // of indexer keys
+  std::vector<Pages> rank_pages;  // of latent rows, by rank
   std::vector<Cache> caches;
   std::int64_t length = 0;
   WorkspaceMemory workspace;
   struct {
-    TensorMemory positions, lengths, slots, selected_positions, selected_slots, selected_length;
-    TensorMemory hidden, input, output, q_a, q, q_latent, kv, attention_out, handed;
+    TensorMemory positions, lengths, key_slots, slots, selected_positions, selected_slots, selected_length;
+    TensorMemory hidden, input, output, q_a, q, q_latent, kv, partial_out, partial_lse, attention_out, handed;
     TensorMemory k, index_q, index_weights, out_index_q, out_index_weights, scores;
   } memory;
 
-  TensorView table() const { return tensor(block_table.data(), {1, static_cast<std::int64_t>(block_table.size())}); }
-  SlotMap slot_map() const { return {.block_table = table(), .row_request = {}, .page_size = options.page_size}; }
+  SlotMap slot_map(int rank) const {
+    return {.block_table = rank_pages[static_cast<std::size_t>(rank)].table(),
+            .row_request = {},
+            .page_size = options.page_size,
+            .shard = {.rank = rank, .ranks = options.ranks, .interleave = 1}};
+  }
 
   Chunk make_chunk(std::int64_t first, std::int64_t rows) {
     Chunk chunk{.first = first,
                 .rows = rows,
                 .positions = memory.positions.make<std::int32_t>({rows}),
                 .lengths = memory.lengths.make<std::int32_t>({rows}),
-                .slots = memory.slots.make<std::int32_t>({rows}),
+                .key_slots = memory.key_slots.make<std::int32_t>({rows}),
+                .slots = memory.slots.make<std::int32_t>({options.ranks, rows}),
                 .selected_positions = memory.selected_positions.make<std::int32_t>({rows, topk}),
-                .selected_slots = memory.selected_slots.make<std::int32_t>({rows, topk}),
+                .selected_slots = memory.selected_slots.make<std::int32_t>({options.ranks, rows, topk}),
                 .selected_length = memory.selected_length.make<std::int32_t>({rows})};
     for (std::int64_t t = 0; t < rows; ++t) {
-      const std::int64_t p = first + t, page = p / options.page_size;
+      const std::int64_t p = first + t;
       base::store_int(chunk.positions, p, t);
       base::store_int(chunk.lengths, p + 1, t);
-      base::store_int(chunk.slots,
-                      block_table[static_cast<std::size_t>(page)] * options.page_size + p % options.page_size, t);
+      base::store_int(chunk.key_slots, key_pages.slot(p), t);
+      for (int r = 0; r < options.ranks; ++r)
+        base::store_int(chunk.slots,
+                        p % options.ranks == r ? rank_pages[static_cast<std::size_t>(r)].slot(p / options.ranks) : -1,
+                        r, t);
       base::store_int(chunk.selected_length, std::min(topk, p + 1), t);
     }
     return chunk;
@@ -185,7 +216,7 @@ struct Decoder::State {
   }
 
   // From hidden rows to the arguments of the four stages.
-  SparseLayerArgs project_input(int l, const Chunk& chunk, const TensorView& input) {
+  BlockCalls project_input(int l, const Chunk& chunk, const TensorView& input) {
     const Config& c = config;
     const Backend& backend = options.backend;
     const LayerWeights& w = weights.layers[static_cast<std::size_t>(l)];
@@ -214,16 +245,29 @@ struct Decoder::State {
     rms_norm(w.kv_a_norm, latent_eps, latent, latent);
     rotate_rows(k_rope, chunk.first);
 
-    SparseLayerArgs args;
-    args.latent = {.latent = latent, .rope = k_rope, .slots = chunk.slots, .cache = cache.latent};
-    args.attention.q = q_latent;
-    args.attention.q_rope = q_rope;
-    args.attention.kv = cache.latent;
-    args.attention.rows = Slots{chunk.selected_slots, chunk.selected_length};
-    args.attention.scale = static_cast<float>(scale);
-    args.attention.out = memory.attention_out.make<float>({rows, c.heads, c.latent});
-    args.attention.batch_invariant = true;  // so that chunks of any size give the same bits
-    if (!w.indexer) return args;
+    BlockCalls calls;
+    const TensorView partial_out = memory.partial_out.make<float>({options.ranks, rows, c.heads, c.latent});
+    const TensorView partial_lse = memory.partial_lse.make<float>({options.ranks, rows, c.heads});
+    for (int r = 0; r < options.ranks; ++r) {
+      const KvCache& kv_cache = cache.latent[static_cast<std::size_t>(r)];
+      SparseLayerArgs& args = calls.ranks.emplace_back();
+      args.latent = {.latent = latent, .rope = k_rope, .slots = part_of(chunk.slots, r), .cache = kv_cache};
+      args.attention.q = q_latent;
+      args.attention.q_rope = q_rope;
+      args.attention.kv = kv_cache;
+      args.attention.rows = Slots{part_of(chunk.selected_slots, r), chunk.selected_length};
+      args.attention.scale = static_cast<float>(scale);
+      args.attention.out = part_of(partial_out, r);
+      args.attention.lse = part_of(partial_lse, r);
+      args.attention.batch_invariant = true;  // so that chunks of any size give the same bits
+    }
+    calls.attention_out = calls.ranks[0].attention.out;
+    if (options.ranks > 1) {
+      calls.attention_out = memory.attention_out.make<float>({rows, c.heads, c.latent});
+      calls.combine = {
+          .partial_out = partial_out, .partial_lse = partial_lse, .sink = {}, .out = calls.attention_out, .lse = {}};
+    }
+    if (!w.indexer) return calls;
 
     const IndexerWeights& iw = *w.indexer;
     const TensorView k = memory.k.make<float>({rows, c.index_dim});
@@ -234,12 +278,12 @@ struct Decoder::State {
     linear(backend, iw.weights_proj, input, index_weights);
 
     const Rope rope{index_rope, chunk.positions, tensor(cos_sin.data(), {options.max_tokens, c.rope})};
-    SparseLayerArgs::Indexer& indexer = args.indexer.emplace();
+    SparseLayerArgs::Indexer& indexer = calls.ranks[0].indexer.emplace();
     indexer.keys = {.k = k,
                     .norm_weight = tensor(iw.k_norm_weight.data(), {c.index_dim}),
                     .norm_bias = tensor(iw.k_norm_bias.data(), {c.index_dim}),
                     .rope = rope,
-                    .slots = chunk.slots,
+                    .slots = chunk.key_slots,
                     .cache = cache.index};
     const bool fp8 = options.index_format == IndexFormat::fp8;
     const std::initializer_list<std::int64_t> q_shape = {rows, c.index_heads, c.index_dim};
@@ -253,18 +297,24 @@ struct Decoder::State {
     SelectArgs& select = indexer.select;
     select.score.q = indexer.queries.out_q;
     select.score.weights = indexer.queries.out_weights;
-    select.score.paged = {.cache = cache.index, .block_table = table(), .row_request = {}};
+    select.score.paged = {.cache = cache.index, .block_table = key_pages.table(), .row_request = {}};
     select.score.lengths = chunk.lengths;
     select.width = chunk.first + rows;
     select.positions = chunk.selected_positions;
-    select.slots = chunk.selected_slots;
-    select.map = slot_map();
-    return args;
+    select.slots = part_of(chunk.selected_slots, 0);
+    select.map = slot_map(0);
+    return calls;
+  }
+
+  // The first rank's selection, as slots of the others.
+  void share_selection(const Chunk& chunk, const SelectArgs& select) const {
+    for (int r = 1; r < options.ranks; ++r)
+      positions_to_slots(options.backend, select.positions, slot_map(r), part_of(chunk.selected_slots, r));
   }
 
   // The stages one at a time, so that each can be timed and the scores be seen. Same results as sparse_layer().
-  void run_stages(int l, const Chunk& chunk, const SparseLayerArgs& args, const TensorView& input,
-                  const TensorView& output, const Observer& observer) {
+  void run_stages(int l, const Chunk& chunk, const BlockCalls& calls, const TensorView& input, const TensorView& output,
+                  const Observer& observer) {
     const Backend& backend = options.backend;
     BlockTrace trace{.layer = l,
                      .first = chunk.first,
@@ -272,7 +322,7 @@ struct Decoder::State {
                      .output = output,
                      .positions = chunk.selected_positions,
                      .scores = {},
-                     .args = args,
+                     .calls = calls,
                      .us = {}};
     Clock::time_point start = Clock::now();
     const auto took = [&](Stage stage) {
@@ -280,13 +330,14 @@ struct Decoder::State {
       start = Clock::now();
     };
 
-    write_latent(backend, args.latent);
-    if (args.indexer) write_index_keys(backend, args.indexer->keys);
+    const std::optional<SparseLayerArgs::Indexer>& indexer = calls.ranks[0].indexer;
+    for (const SparseLayerArgs& rank : calls.ranks) write_latent(backend, rank.latent);
+    if (indexer) write_index_keys(backend, indexer->keys);
     took(Stage::write);
-    if (args.indexer) {
-      index_queries(backend, args.indexer->queries);
+    if (indexer) {
+      index_queries(backend, indexer->queries);
       took(Stage::indexer);
-      const SelectArgs& select = args.indexer->select;
+      const SelectArgs& select = indexer->select;
       const std::int64_t width = select.width;
       const std::int64_t most = kScoreBudgetBytes / (width * size_of(DType::f32));
       const std::int64_t rows_at_once = observer.scores ? chunk.rows : std::clamp<std::int64_t>(most, 1, chunk.rows);
@@ -311,12 +362,20 @@ struct Decoder::State {
         took(Stage::topk);
         if (observer.scores) trace.scores = score.logits;
       }
+      share_selection(chunk, select);
+      took(Stage::topk);
     }
     start = Clock::now();
-    const AttentionBounds bounds = attention_bounds(chunk.rows, args);
-    attention(backend, args.attention, workspace.of(attention_workspace_bytes(backend, bounds)));
+    for (const SparseLayerArgs& rank : calls.ranks) {
+      const AttentionBounds bounds = attention_bounds(chunk.rows, rank);
+      attention(backend, rank.attention, workspace.of(attention_workspace_bytes(backend, bounds)));
+    }
     took(Stage::attention);
-    project(backend, l, args.attention.out, output);
+    if (calls.combine) {
+      combine(backend, *calls.combine);
+      took(Stage::combine);
+    }
+    project(backend, l, calls.attention_out, output);
     observer.block(trace);
   }
 
@@ -328,14 +387,18 @@ struct Decoder::State {
             .rope = static_cast<int>(config.rope)};
   }
 
-  void run_block(int l, const Chunk& chunk, const SparseLayerArgs& args, const TensorView& input,
-                 const TensorView& output, const Observer& observer) {
-    if (observer.block) return run_stages(l, chunk, args, input, output, observer);
-    const SparseLayerBounds bounds{
-        .select = {.rows = chunk.rows, .heads = config.index_heads, .width = chunk.first + chunk.rows, .k = topk},
-        .attention = attention_bounds(chunk.rows, args)};
-    sparse_layer(options.backend, args, workspace.of(sparse_layer_workspace_bytes(options.backend, bounds)));
-    project(options.backend, l, args.attention.out, output);
+  void run_block(int l, const Chunk& chunk, const BlockCalls& calls, const TensorView& input, const TensorView& output,
+                 const Observer& observer) {
+    if (observer.block) return run_stages(l, chunk, calls, input, output, observer);
+    for (const SparseLayerArgs& rank : calls.ranks) {
+      const SparseLayerBounds bounds{
+          .select = {.rows = chunk.rows, .heads = config.index_heads, .width = chunk.first + chunk.rows, .k = topk},
+          .attention = attention_bounds(chunk.rows, rank)};
+      sparse_layer(options.backend, rank, workspace.of(sparse_layer_workspace_bytes(options.backend, bounds)));
+      if (rank.indexer) share_selection(chunk, rank.indexer->select);
+    }
+    if (calls.combine) combine(options.backend, *calls.combine);
+    project(options.backend, l, calls.attention_out, output);
   }
 
   // Latent space -> values -> hidden.
@@ -422,15 +485,17 @@ std::vector<float> Decoder::attention_block(int layer, const TensorView& input, 
 
   reset();
   State::Chunk chunk = s.make_chunk(0, rows);
-  SparseLayerArgs args = s.project_input(layer, chunk, input);
+  BlockCalls calls = s.project_input(layer, chunk, input);
   if (positions) {
-    const TensorView handed = s.memory.handed.make<std::int32_t>({rows, positions.dim(1)});
-    positions_to_slots(s.options.backend, positions, s.slot_map(), handed);
-    args.attention.rows = Slots{handed, {}};
+    const TensorView handed = s.memory.handed.make<std::int32_t>({s.options.ranks, rows, positions.dim(1)});
+    for (int r = 0; r < s.options.ranks; ++r) {
+      positions_to_slots(s.options.backend, positions, s.slot_map(r), part_of(handed, r));
+      calls.ranks[static_cast<std::size_t>(r)].attention.rows = Slots{part_of(handed, r), {}};
+    }
     chunk.selected_positions = positions;
   }
   std::vector<float> out(static_cast<std::size_t>(rows * s.config.hidden));
-  s.run_block(layer, chunk, args, input, tensor(out.data(), {rows, s.config.hidden}), observer);
+  s.run_block(layer, chunk, calls, input, tensor(out.data(), {rows, s.config.hidden}), observer);
   reset();
   return out;
 }

@@ -3,7 +3,8 @@
 // src/model/decoder.h -- a small decoder for one sequence: the four stages inside a whole model, over a paged cache.
 //
 //   embed -> [ norm -> attention block -> + -> norm -> MLP or experts -> + ] x layers -> norm -> lm_head
-//   attention block:  projections -> write -> indexer -> topk -> attention -> projections       (sievemla/pipeline.h)
+//   attention block:  projections -> write -> indexer -> topk -> attention [ -> combine ] -> projections
+//                                                                              (sievemla/pipeline.h, combine.h)
 //
 // MLA is absorbed: q_nope goes through the key half of kv_b_proj into latent space, the attention's output through the
 // value half. Physical pages lie in a scrambled order, so that a mistake with pages shows.
@@ -12,12 +13,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "sievemla/combine.h"
 #include "sievemla/pipeline.h"
 
 namespace sievemla::model {
@@ -34,23 +37,33 @@ struct DecoderOptions {
   std::int64_t page_size = 64;
   std::int64_t chunk = 0;          // rows of a prefill that go through together, 0 = all
   std::int64_t max_tokens = 4096;  // room in the cache
+  // Decode-context-parallel ranks, all simulated here, 1 to 64. Each holds the latent rows of its Shard (interleave 1)
+  // in pages of its own and attends to those alone; combine() merges. Indexer keys and the selection are whole.
+  int ranks = 1;
 };
 
 // The stages whose time is taken.
-enum class Stage : std::uint8_t { write, indexer, topk, attention };
-inline constexpr std::array<std::string_view, 4> kStageNames = {"write", "indexer", "topk", "attention"};
+enum class Stage : std::uint8_t { write, indexer, topk, attention, combine };
+inline constexpr std::array<std::string_view, 5> kStageNames = {"write", "indexer", "topk", "attention", "combine"};
+
+// The calls of one attention block.
+struct BlockCalls {
+  std::vector<SparseLayerArgs> ranks;  // each writes and attends to its own rows; the indexer of the first is for all
+  std::optional<CombineArgs> combine;  // of what they give; absent with one rank
+  TensorView attention_out;            // [rows, heads, latent] f32, of all rows
+};
 
 // What one layer's attention block did with one chunk of rows. Views live during the call.
 struct BlockTrace {
   int layer;
-  std::int64_t first;           // position of the first row
-  TensorView input;             // [rows, hidden] f32, after input_layernorm
-  TensorView output;            // [rows, hidden] f32, before the residual is added
-  TensorView positions;         // [rows, k] i32, ascending, then -1; k = min(index_topk, max_tokens)
-  TensorView scores;            // [rows, first + rows] f32, -inf where not visible; absent on layers that share, and
-                                // unless Observer::scores
-  const SparseLayerArgs& args;  // as they ran
-  std::array<double, 4> us;     // by Stage
+  std::int64_t first;       // position of the first row
+  TensorView input;         // [rows, hidden] f32, after input_layernorm
+  TensorView output;        // [rows, hidden] f32, before the residual is added
+  TensorView positions;     // [rows, k] i32, ascending, then -1; k = min(index_topk, max_tokens)
+  TensorView scores;        // [rows, first + rows] f32, -inf where not visible; absent on layers that share, and
+                            // unless Observer::scores
+  const BlockCalls& calls;  // as they ran
+  std::array<double, kStageNames.size()> us;  // by Stage
 };
 
 struct Observer {

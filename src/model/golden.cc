@@ -64,13 +64,26 @@ struct Seen {
   std::vector<float> scores;           // [rows, rows], -inf where not seen
   std::vector<std::int32_t> selected;  // [rows, index_topk], -1 where there is none
   std::vector<bool> too_wide;          // [rows] selected more than index_topk
-  std::array<double, 4> us{};
+  double combine_error = 0;
+  decltype(BlockTrace::us) us{};
 };
+
+// What the block's ranks gave, merged by `backend`.
+std::vector<float> merged(const Backend& backend, CombineArgs args) {
+  std::vector<float> out(static_cast<std::size_t>(args.out.elements()));
+  args.out = tensor(out.data(), {args.out.dim(0), args.out.dim(1), args.out.dim(2)});
+  combine(backend, args);
+  return out;
+}
+double combine_error(const BlockCalls& calls) {
+  return base::relative_error(floats(calls.attention_out), merged(Backend::reference(), *calls.combine));
+}
 
 void gather(const BlockTrace& trace, std::int64_t rows, std::int64_t topk, Seen& seen) {
   const std::span<const float> output = floats(trace.output);
   seen.output.insert(seen.output.end(), output.begin(), output.end());
   for (std::size_t i = 0; i < seen.us.size(); ++i) seen.us[i] += trace.us[i];
+  if (trace.calls.combine) seen.combine_error = std::max(seen.combine_error, combine_error(trace.calls));
   for (std::int64_t t = 0; t < trace.positions.dim(0); ++t) {
     bool too_wide = false;
     for (std::int64_t k = 0; k < std::max(topk, trace.positions.dim(1)); ++k) {
@@ -176,6 +189,8 @@ class Check {
       add(layer, "topk", share_of_different_rows(seen[l], want.topk), 0, us(Stage::topk));
       add(layer, "attention", base::relative_error(seen[l].output, floats(want.attn_output)),
           golden_.tolerance.attn_output, us(Stage::write) + us(Stage::attention));
+      if (decoder_.options().ranks > 1)
+        add(layer, "combine", seen[l].combine_error, golden_.tolerance.attn_output, us(Stage::combine));
     }
     add(-1, "logits", base::relative_error(logits, golden_.logits), golden_.tolerance.logits, 0);
     const std::int64_t tokens = static_cast<std::int64_t>(golden_.generated.size());
@@ -190,34 +205,56 @@ class Check {
     const Backend exact = Backend::reference();
     const auto observe = [&](const BlockTrace& trace) {
       const std::int64_t rows = trace.input.dim(0);
-      if (trace.args.indexer) {
-        IndexScoreArgs score = trace.args.indexer->select.score;
+      const auto us = [&](Stage stage) { return trace.us[static_cast<std::size_t>(stage)]; };
+      if (const auto& indexer = trace.calls.ranks[0].indexer) {
+        IndexScoreArgs score = indexer->select.score;
         std::vector<float> want(static_cast<std::size_t>(trace.scores.elements()));
         score.logits = tensor(want.data(), {rows, trace.scores.dim(1)});
         index_scores(exact, score,
                      workspace_.of(index_scores_workspace_bytes(exact, {rows, score.q.dim(1), trace.scores.dim(1)})));
         add(layer, "indexer", base::relative_error(floats(trace.scores), want), kSameBytesTolerance,
-            trace.us[static_cast<std::size_t>(Stage::indexer)]);
+            us(Stage::indexer));
         const std::span<const float> scores = floats(golden.index_scores);
         add(layer, "indexer_golden", base::relative_error(floats(trace.scores).last(scores.size()), scores),
             kRoundingTolerance, 0);
       }
-      AttentionArgs attend = trace.args.attention;
-      std::vector<float> out(static_cast<std::size_t>(attend.out.elements()));
-      attend.out = tensor(out.data(), {attend.out.dim(0), attend.out.dim(1), attend.out.dim(2)});
-      const AttentionBounds bounds{.tokens = rows,
-                                   .heads = attend.q.dim(1),
-                                   .lanes = std::get<Slots>(attend.rows).indices.dim(1),
-                                   .latent = attend.kv.latent,
-                                   .rope = attend.kv.rope};
-      attention(exact, attend, workspace_.of(attention_workspace_bytes(exact, bounds)));
-      const std::vector<float> want = decoder_.project_output(exact, layer, attend.out);
+      std::vector<float> out = exact_attention(trace.calls);
+      const TensorView& shape = trace.calls.attention_out;
+      const std::vector<float> want =
+          decoder_.project_output(exact, layer, tensor(out.data(), {shape.dim(0), shape.dim(1), shape.dim(2)}));
       add(layer, "attention", base::relative_error(floats(trace.output), want), kSameBytesTolerance,
-          trace.us[static_cast<std::size_t>(Stage::write)] + trace.us[static_cast<std::size_t>(Stage::attention)]);
+          us(Stage::write) + us(Stage::attention));
+      if (trace.calls.combine)
+        add(layer, "combine", combine_error(trace.calls), golden_.tolerance.attn_output, us(Stage::combine));
       add(layer, "attention_golden", base::relative_error(floats(trace.output), floats(golden.attn_output)),
           kRoundingTolerance, 0);
     };
     decoder_.attention_block(layer, golden.attn_input, golden.topk, {.block = observe, .scores = true});
+  }
+
+  // The block's attention over all ranks, in double.
+  std::vector<float> exact_attention(const BlockCalls& calls) {
+    const Backend exact = Backend::reference();
+    const std::int64_t ranks = std::ssize(calls.ranks), rows = calls.attention_out.dim(0);
+    const std::int64_t heads = calls.attention_out.dim(1), latent = calls.attention_out.dim(2);
+    std::vector<float> out(static_cast<std::size_t>(ranks * rows * heads * latent));
+    std::vector<float> lse(static_cast<std::size_t>(ranks * rows * heads));
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      AttentionArgs attend = calls.ranks[static_cast<std::size_t>(r)].attention;
+      attend.out = tensor(out.data() + r * rows * heads * latent, {rows, heads, latent});
+      attend.lse = tensor(lse.data() + r * rows * heads, {rows, heads});
+      const AttentionBounds bounds{.tokens = rows,
+                                   .heads = heads,
+                                   .lanes = std::get<Slots>(attend.rows).indices.dim(1),
+                                   .latent = attend.kv.latent,
+                                   .rope = attend.kv.rope};
+      attention(exact, attend, workspace_.of(attention_workspace_bytes(exact, bounds)));
+    }
+    return merged(exact, {.partial_out = tensor(out.data(), {ranks, rows, heads, latent}),
+                          .partial_lse = tensor(lse.data(), {ranks, rows, heads}),
+                          .sink = {},
+                          .out = calls.attention_out,
+                          .lse = {}});
   }
 
   const Golden& golden_;

@@ -40,7 +40,8 @@ Golden load_golden(const std::filesystem::path& path, const Config& config);
 struct CheckRow {
   int layer;          // -1: the whole model
   std::string stage;  // indexer: its scores | topk: share of rows whose selection differs | attention: the block's
-                      // output | logits; indexer_golden and attention_golden: within kRoundingTolerance
+                      // output | combine: the ranks' parts merged, against the same in double | logits;
+                      // indexer_golden and attention_golden: within kRoundingTolerance
   double error, bound;
   double us;  // the stage's time over all rows; attention's with the write before it
   bool passed;

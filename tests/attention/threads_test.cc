@@ -3,33 +3,17 @@
 // tests/attention/threads_test.cc -- bits do not depend on threads, on the pool, on other tokens, on repetition.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
-#include <mutex>
 #include <thread>
 
 #include "support/attention_problem.h"
+#include "support/backends.h"
+#include "support/backward_pool.h"
+#include "support/deadline.h"
 
 namespace sievemla::test {
 namespace {
-
-// A pool as a host may bring it: three workers, and the work goes through backwards.
-struct BackwardPool {
-  static constexpr int kWorkers = 3;
-  std::atomic<std::int64_t> calls{0};
-  static void run(void* context, std::int64_t n, ParallelFor::Body body, void* body_context) {
-    auto& pool = *static_cast<BackwardPool*>(context);
-    pool.calls += n;
-    std::atomic<std::int64_t> left{n};
-    const auto work = [&](int worker) {
-      for (std::int64_t i; (i = --left) >= 0;) body(body_context, i, worker);
-    };
-    std::vector<std::thread> threads;
-    for (int w = 1; w < kWorkers; ++w) threads.emplace_back(work, w);
-    work(0);
-    for (std::thread& t : threads) t.join();
-  }
-  Backend backend() { return Backend::cpu({.threads = kWorkers, .host = {run, this}}); }
-};
 
 // Rows of 0 to 5000 lanes: no chunk, one, and many.
 Problem ragged() {
@@ -57,7 +41,7 @@ TEST(Threads, AHostsOwnPoolGivesTheSameBits) {
   for (const Problem& p : {ragged(), dense()}) {
     BackwardPool pool;
     EXPECT_TRUE(same_bits(p.run(pool.backend()), p.run(Backend::cpu({.threads = 1}))));
-    EXPECT_GT(pool.calls, 0);
+    EXPECT_GT(pool.bodies, 0);
   }
 }
 
@@ -74,9 +58,9 @@ TEST(Threads, TokensInWaves) {
 
 // A token alone gives the bits that it gives among others.
 TEST(Threads, BatchInvariant) {
-  for (const Backend& backend : {Backend::reference(), Backend::cpu({.threads = 2})}) {
+  for (const Backend& backend : host_backends()) {
     const Problem p = ragged();
-    const Result all = p.run(backend);
+    const Result all = p.run(backend, [](AttentionArgs& args) { args.batch_invariant = true; });
     for (std::int64_t t = 0; t < p.tokens; ++t) {
       const Result alone = p.run(backend, [&](AttentionArgs& args) {
         args.batch_invariant = true;
@@ -98,7 +82,7 @@ TEST(Threads, BatchInvariant) {
 // A workspace for larger bounds is enough for a smaller call, whichever bound is larger.
 TEST(Threads, WorkspaceGrowsWithEveryBound) {
   Random random(3);
-  for (const Backend& backend : {Backend::reference(), Backend::cpu({.threads = 5})})
+  for (const Backend& backend : host_backends({5}))
     for (int i = 0; i < 3000; ++i) {
       AttentionBounds small{random.below(300), 1 + random.below(128), random.below(20000)}, large = small;
       switch (random.below(3)) {
@@ -111,24 +95,48 @@ TEST(Threads, WorkspaceGrowsWithEveryBound) {
     }
 }
 
-// Random calls, first one after the other, then from two host threads at once: every checksum stays.
+TEST(DeadlineDeathTest, EndsTheProgram) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto hangs = [] {
+    const Deadline deadline(std::chrono::seconds(0), "call 7");
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  };
+  EXPECT_EXIT(hangs(), testing::ExitedWithCode(EXIT_FAILURE), "call 7: not done after 0 s");
+}
+
+// Calls of 1 to 512 tokens and up to 2048 lanes, first one after the other, then from two host threads at once: every
+// checksum stays, and every call is over within 10 seconds. Of the 20,000 launches on two streams that a GPU must
+// stand, a host makes 300: the edges of both ranges, then random shapes of at most 40,000 rows to attend to, so that it
+// takes seconds. The rest, and 512 tokens of 2048 lanes, is left to the GPU's soak.
 TEST(Case24, Soak) {
   constexpr int kCalls = 100;
-  Problem pool{.tokens = 65, .heads = 64, .pages = 34};  // queries and rows to draw from; the cache is full
+  constexpr std::chrono::seconds kLimit{*SIEVEMLA_SANITIZED ? 100 : 10};  // a sanitizer takes about ten times as long
+  constexpr std::int64_t kMostCells = 65 * 64, kMostRows = 40'000;        // tokens * heads, and times lanes
+  constexpr std::array<std::int64_t, 3> kEdges[] = {{1, 8, 2048}, {1, 64, 2048}, {2, 16, 2048}, {3, 8, 2047},
+                                                    {512, 8, 8},  {511, 8, 17},  {257, 16, 9},  {512, 8, 0},
+                                                    {65, 64, 20}, {64, 64, 20},  {64, 16, 65},  {65, 8, 129}};
+  Problem pool{.pages = 34};  // rows to draw from: the cache is full
   Problem::Cache cache(pool);
   for (std::int64_t s = 0; s < pool.slots(); ++s) cache.fill(pool, s);
-  std::vector<bf16> q = Random(24).bf16s(65 * 64 * 576);
+  std::vector<bf16> q = Random(24).bf16s(kMostCells * 576);
   const Backend backend = Backend::cpu({.threads = 2});
 
   const auto call = [&](int i) {
     Random random(static_cast<std::uint64_t>(i) + 1000);
-    constexpr std::int64_t kTokens[] = {1, 2, 3, 5, 8, 64, 65}, kHeads[] = {8, 16, 64};
-    const std::int64_t tokens = kTokens[random.below(7)], heads = kHeads[random.below(3)];
-    const std::int64_t topk = tokens > 8 ? 1 + random.below(20) : 1 + random.below(1024 / tokens);
+    constexpr std::int64_t kHeads[] = {8, 16, 64};
+    const auto draw = [&]() -> std::array<std::int64_t, 3> {
+      const std::int64_t heads = kHeads[random.below(3)];
+      const std::int64_t tokens = 1 + random.below(std::min<std::int64_t>(512, kMostCells / heads));
+      return {tokens, heads, random.below(std::min<std::int64_t>(2048, kMostRows / (tokens * heads)) + 1)};
+    };
+    const auto [tokens, heads, topk] = i < std::ssize(kEdges) ? kEdges[i] : draw();
+    const Deadline deadline(kLimit, "call " + std::to_string(i) + ": " + std::to_string(tokens) + " tokens, " +
+                                        std::to_string(heads) + " heads, topk " + std::to_string(topk));
     std::vector<std::int32_t> indices, lengths;
     for (std::int64_t n = 0; n < tokens * topk; ++n)
       indices.push_back(static_cast<std::int32_t>(random.below(pool.slots() + 200) - 100));
     for (std::int64_t n = 0; n < tokens; ++n) lengths.push_back(static_cast<std::int32_t>(random.below(topk + 1)));
+    lengths.back() = static_cast<std::int32_t>(topk);  // one row is as long as it can be
     std::vector<float> out(Problem::at(tokens * heads * 512), kNan), lse(Problem::at(tokens * heads), kNan);
     AttentionArgs args;
     args.q = tensor(q.data(), {tokens, heads, 576});

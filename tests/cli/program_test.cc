@@ -54,7 +54,9 @@ TEST(Cli, WrongUse) {
       {{"info", "--json", "--markdown"}, "--json"},
       {{"replay"}, "TRACE"},
       {{"replay", trace, "--nope"}, "'--nope' (replay)"},
-      {{"replay", trace, "--threads"}, "--threads"},
+      {{"replay", trace, "--threads"}, "--threads must have a value: got none (replay)"},
+      {{"replay", trace, "--backend"}, "--backend must have a value: got none (replay)"},
+      {{"replay", trace, "--backend", "cpu", "--backend", "cpu"}, "--backend must be given once: got 2 (replay)"},
       {{"replay", trace, "--threads", "-1"}, "from 0 to 4096: got '-1'"},
       {{"replay", trace, "--threads", "two"}, "got 'two'"},
       {{"replay", trace, "--threads", "4097"}, "got '4097'"},
@@ -81,6 +83,7 @@ TEST(Cli, WrongUse) {
       {{"verify", "--seed", "-3"}, "--seed"},
       {{"verify", "--backend", "reference"}, "beside the reference"},
       {{"verify", "--trace-dir", trace}, "--trace-dir is a directory"},
+      {{"verify", "--trace-dir", std::string(5000, 'x')}, "--trace-dir is a directory"},
       {{"bench", "cpu.nothing"}, "cpu.attend.decode"},
       {{"bench", "gpu*"}, "pattern"},
       {{"bench", "cpu.topk.f32.rows1.k3.len5.t1"}, "cpu.topk.f32.rows<n>.len<n>.k<n>.t<n>"},
@@ -176,7 +179,15 @@ TEST(Cli, InfoListsWhatTheBuildHolds) {
     if (backend.at("name") == "cuda") continue;
     EXPECT_TRUE(backend.at("usable")) << backend;
   }
-  EXPECT_NE(run_program({"info"}).out.find("attention_reference"), std::string::npos);
+  const Json& cuda = json.at("cuda");
+  EXPECT_TRUE(cuda.at("devices").is_array());
+  EXPECT_EQ(cuda.at("devices").empty(), !cuda.at("problem").get<std::string>().empty()) << cuda;
+  const std::string text = run_program({"info"}).out;
+  EXPECT_NE(text.find("attention_reference"), std::string::npos);
+  EXPECT_NE(
+      text.find(cuda.at("built_with_cuda") ? "\ndevices    CUDA runtime" : "\ndevices    no CUDA in this build\n"),
+      std::string::npos)
+      << text;
   EXPECT_NE(run_program({"info", "--markdown"}).out.find("| attention | attention_reference |"), std::string::npos);
 }
 

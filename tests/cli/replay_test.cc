@@ -27,7 +27,9 @@ TEST_F(Replay, SparseMlaGolden) {
   for (const Json& row : rows(golden("trace-glm5/trace.safetensors"))) {
     places.emplace(row.at("backend"), row.at("cache"));
     EXPECT_TRUE(row.at("checked"));
-    EXPECT_LE(row.at("error"), row.at("backend") == "reference" ? 1e-6 : 1e-4) << row;
+    const double bound = row.at("bound");  // of a tier that computes in f32, or whose operands are bf16
+    EXPECT_TRUE(row.at("backend") == "reference" ? bound == 1e-6 : bound == 1e-4 || bound == 2e-3) << row;
+    EXPECT_LE(row.at("error"), bound) << row;
     EXPECT_GT(row.at("us"), 0);
     EXPECT_GT(row.at("gflops"), 0);
     EXPECT_GT(row.at("gbps"), 0);
@@ -120,7 +122,8 @@ TEST_F(Replay, InfinitiesMustStandAtEqualPlaces) {
   set(t.at("lse_fp8"), lse);
   for (const Json& row : rows(write(t), 1)) {
     EXPECT_FALSE(row.at("passed"));
-    EXPECT_TRUE(row.at("error").is_null());  // infinite, which JSON has not
+    EXPECT_TRUE(row.at("checked"));
+    EXPECT_EQ(row.at("error"), "inf");  // JSON has no infinite number
   }
 }
 

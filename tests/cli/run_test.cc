@@ -43,8 +43,25 @@ TEST(CliRun, GoldensEndToEnd) {
       EXPECT_TRUE(json.at("check").at("failures").empty());
       EXPECT_EQ(json.at("tokens").get<std::vector<int>>(), generated(model));
       EXPECT_EQ(json.at("backend"), backend);
-      for (const Json& row : json.at("layers")) EXPECT_LE(row.at("error"), row.at("bound")) << row;
+      for (const Json& row : json.at("layers")) {
+        EXPECT_TRUE(row.at("checked")) << row;
+        EXPECT_LE(row.at("error"), row.at("bound")) << row;
+      }
     }
+}
+
+TEST(CliRun, RanksAreMergedByCombine) {
+  const Json json = json_of(check("glm52-tiny", {"--norm-eps", "hf", "--ranks", "3", "--threads", "1"}), "run");
+  EXPECT_TRUE(json.at("check").at("passed"));
+  EXPECT_EQ(json.at("ranks"), 3);
+  EXPECT_EQ(json.at("tokens").get<std::vector<int>>(), generated("glm52-tiny"));
+  int merges = 0;
+  for (const Json& row : json.at("layers")) merges += row.at("stage") == "combine" && row.at("us") > 0;
+  EXPECT_EQ(merges, 4);
+  const std::string model = golden_dir("glm5-tiny").string();
+  for (const std::string ranks : {"0", "65", "-1", "two"})
+    expect_failure({"run", model, "--prompt", "x", "--ranks", ranks}, 2,
+                   {"--ranks must be a whole number from 1 to 64"});
 }
 
 // The engines' eps is the default, and misses a golden of transformers by little: the program says why.
@@ -88,7 +105,12 @@ TEST(CliRun, PromptIdsAreTheGoldensPrompt) {
   EXPECT_EQ(json.at("prompt_tokens"), 120);
   EXPECT_FALSE(json.contains("check"));
   std::set<std::string> stages;
-  for (const Json& row : json.at("layers")) stages.insert(row.at("stage"));
+  for (const Json& row : json.at("layers")) {
+    stages.insert(row.at("stage"));
+    EXPECT_TRUE(row.at("layer").is_number() && row.at("us") > 0) << row;
+    EXPECT_FALSE(row.at("checked")) << row;
+    EXPECT_TRUE(row.at("error").is_null()) << row;
+  }
   EXPECT_EQ(stages, (std::set<std::string>{"write", "indexer", "topk", "attention"}));
 }
 

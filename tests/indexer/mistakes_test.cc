@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/indexer/mistakes_test.cc -- each known mistake of this stage, made on purpose, changes what both backends
-// answer by far more than any tolerance used elsewhere.
+// tests/indexer/mistakes_test.cc -- each known mistake of this stage, made on purpose, is caught by the check of
+// the formula (heads_test.cc, scores_test.cc) that passes without it.
 #include <gtest/gtest.h>
 
 #include "base/fault.h"
-#include "indexer/problem.h"
+#include "indexer/head_problem.h"
 
 namespace sievemla::test {
 namespace {
@@ -17,61 +17,44 @@ struct Active {
   ~Active() { base::active_fault = Fault::none; }
 };
 
-std::vector<float> key_of(const Backend& backend, Fault fault) {
+testing::AssertionResult keys_agree(const Backend& backend, Fault fault) {
   const Active active(fault);
-  Random random(5);
-  std::vector<float> k = random.f32s(kIndexDim), weight = random.f32s(kIndexDim), bias = random.f32s(kIndexDim),
-                     table(kIndexRope, 0.6f), out(kIndexDim, kNan);
-  for (float& x : k) x += 0.5f;
-  const std::int32_t position = 0, slot = 0;
-  WriteIndexKeysArgs args;
-  args.k = tensor(k.data(), {1, kIndexDim});
-  args.norm_weight = tensor(weight.data(), {kIndexDim});
-  args.norm_bias = tensor(bias.data(), {kIndexDim});
-  args.rope = {RopeStyle::interleaved, tensor(&position, {1}), tensor(table.data(), {1, kIndexRope})};
-  args.slots = tensor(&slot, {1});
-  args.cache = {IndexFormat::f32, tensor(out.data(), {1, 1, kIndexDim})};
-  write_index_keys(backend, args);
-  return out;
+  const KeyProblem problem(5, RopeStyle::interleaved, DType::f32);
+  const Buffer cache = problem.cache(IndexFormat::f32);
+  write_index_keys(backend, problem.args(cache, IndexFormat::f32));
+  return problem.agrees(cache, backend);
 }
 
-std::vector<float> query_of(const Backend& backend, Fault fault) {
+testing::AssertionResult queries_agree(const Backend& backend, Fault fault) {
   const Active active(fault);
-  const std::vector<float> q = Random(6).f32s(kIndexDim), table(kIndexRope, 0.6f);
-  const float weight = 1;
-  const std::int32_t position = 0;
-  std::vector<float> out(kIndexDim, kNan), out_weight(1, kNan);
-  IndexQueryArgs args;
-  args.q = tensor(q.data(), {1, 1, kIndexDim});
-  args.weights = tensor(&weight, {1, 1});
-  args.weight_scale = 1;
-  args.rope = {RopeStyle::half_split, tensor(&position, {1}), tensor(table.data(), {1, kIndexRope})};
-  args.out_q = tensor(out.data(), {1, 1, kIndexDim});
-  args.out_weights = tensor(out_weight.data(), {1, 1});
-  index_queries(backend, args);
-  return out;
+  const QueryProblem problem(RopeStyle::half_split, DType::f32);
+  const Buffer out(DType::f32, QueryProblem::kTokens * QueryProblem::kHeads * kIndexDim);
+  std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads, kNan);
+  index_queries(backend, problem.args(out, weights));
+  return problem.agrees(out, weights, backend);
 }
 
 TEST(IndexerMistake, KeyNormWithoutMeanOrBias) {
-  for (const Backend& backend : host_backends())
-    for (Fault fault : {Fault::k_norm_without_mean, Fault::k_norm_without_bias})
-      EXPECT_GT(relative_error(key_of(backend, fault), key_of(backend, Fault::none)), 0.1) << backend.name();
+  for (const Backend& backend : host_backends()) {
+    EXPECT_TRUE(keys_agree(backend, Fault::none));
+    EXPECT_FALSE(keys_agree(backend, Fault::k_norm_without_mean)) << backend.name();
+    EXPECT_FALSE(keys_agree(backend, Fault::k_norm_without_bias)) << backend.name();
+  }
 }
 
 TEST(IndexerMistake, RopeOnTheLast64) {
   for (const Backend& backend : host_backends()) {
-    const Fault fault = Fault::indexer_rope_last_64;
-    EXPECT_GT(relative_error(key_of(backend, fault), key_of(backend, Fault::none)), 0.1) << backend.name();
-    EXPECT_GT(relative_error(query_of(backend, fault), query_of(backend, Fault::none)), 0.1) << backend.name();
+    EXPECT_FALSE(keys_agree(backend, Fault::indexer_rope_last_64)) << backend.name();
+    EXPECT_TRUE(queries_agree(backend, Fault::none));
+    EXPECT_FALSE(queries_agree(backend, Fault::indexer_rope_last_64)) << backend.name();
   }
 }
 
 TEST(IndexerMistake, NoRelu) {
   const ScoreProblem problem({.lengths = {100, 40}, .heads = 3});
   for (const Backend& backend : host_backends()) {
-    const std::vector<float> right = problem.run(backend);
+    EXPECT_TRUE(problem.agrees(problem.run(backend), true)) << backend.name();
     const Active active(Fault::no_relu);
-    EXPECT_GT(relative_error(problem.run(backend), right), 0.1) << backend.name();
     EXPECT_FALSE(problem.agrees(problem.run(backend), true)) << backend.name();
   }
 }

@@ -13,6 +13,7 @@
 #include "kv/e4m3.h"
 #include "kv/index_page.h"
 #include "sievemla/indexer.h"
+#include "support/backends.h"
 #include "support/guard.h"
 #include "support/near.h"
 #include "support/random.h"
@@ -22,8 +23,6 @@ namespace sievemla::test {
 
 inline constexpr double kU = 0x1p-24;  // half an ulp of f32: one rounding
 inline constexpr float kUntouched = 12345.f;
-
-inline std::vector<Backend> host_backends() { return {Backend::reference(), Backend::cpu({2, {}})}; }
 
 // Bytes of n elements of a dtype.
 struct Buffer {

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "indexer/problem.h"
+#include "support/backward_pool.h"
+#include "support/lazy_memory.h"
 #include "support/property.h"
 
 namespace sievemla::test {
@@ -71,11 +73,9 @@ TEST(IndexScores, BitsDoNotDependOnThreadsOrTheHostsPool) {
   const std::vector<std::uint32_t> one = bits(problem.run(Backend::cpu({1, {}})));
   for (int threads : {2, 7}) EXPECT_EQ(bits(problem.run(Backend::cpu({threads, {}}))), one) << threads;
 
-  ParallelFor backwards;
-  backwards.run = [](void*, std::int64_t n, ParallelFor::Body body, void* context) {
-    while (n-- > 0) body(context, n, static_cast<int>(n % 3));
-  };
-  EXPECT_EQ(bits(problem.run(Backend::cpu({3, backwards}))), one);
+  BackwardPool pool;
+  EXPECT_EQ(bits(problem.run(pool.backend())), one);
+  EXPECT_GT(pool.bodies, 1);
 }
 
 // Each row alone, and with everything past its own keys poisoned, gives the bits that it gives in the batch.
@@ -375,9 +375,9 @@ TEST(Case14, LogitsOfTheGoldenIndexerPage) {
 TEST(Case15, IndexerSlotsBeyond32Bits) {
   constexpr std::int64_t kPages = 520'000, kBytes = kPages * 64 * kIndexKeyBytes;
   static_assert(kBytes > (std::int64_t{1} << 32));
-  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) GTEST_SKIP() << "cannot reserve 4.3 GB of addresses";
-  auto* bytes = static_cast<std::uint8_t*>(memory);
+  const LazyMemory memory(kBytes);
+  if (!memory) GTEST_SKIP() << "cannot reserve 4.3 GB of addresses";
+  auto* bytes = reinterpret_cast<std::uint8_t*>(memory.data());
   IndexCache cache;
   cache.pages = tensor(bytes, {kPages, 64, kIndexKeyBytes});
 
@@ -422,7 +422,6 @@ TEST(Case15, IndexerSlotsBeyond32Bits) {
     std::memset(bytes + slots[0] / 64 * 64 * kIndexKeyBytes, 0, 64 * kIndexKeyBytes);
     std::memset(bytes + slots[1] / 64 * 64 * kIndexKeyBytes, 0, 64 * kIndexKeyBytes);
   }
-  munmap(memory, kBytes);
 }
 
 TEST(Case19, BadLengthsScoreNothing) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "sievemla/backend.h"
 #include "sievemla/kv_cache.h"
+#include "support/backends.h"
 
 namespace sievemla::test {
 
@@ -67,9 +67,7 @@ struct LatentCache {
   std::vector<std::byte> bytes;
 };
 
-inline std::vector<Backend> host_backends() {
-  return {Backend::reference(), Backend::cpu({.threads = 1}), Backend::cpu({.threads = 7})};
-}
+inline constexpr std::initializer_list<int> kThreads = {1, 7};
 inline std::string describe(const Backend& backend) {
   return backend.name() + ", " + std::to_string(backend.threads());
 }

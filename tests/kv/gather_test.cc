@@ -53,7 +53,7 @@ TEST(GatherLatent, RoundsOnceWhateverTheOutput) {
     std::memcpy(cache.row(r) + 512, scales, sizeof scales);
   }
   int would_differ = 0;  // where an f32 on the way falls on a tie
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const auto wide = gather<float>(backend, cache.view, slots);
     const auto narrow = gather<bf16>(backend, cache.view, slots);
     for (std::size_t i = 0; i < exact.size(); ++i) {
@@ -85,7 +85,7 @@ TEST(GatherLatent, WhatIsNoSlotReadsAsZerosAndNothingElseIsWritten) {
   const std::vector<bool> valid = {true, false, true, false, false, false, true, true, false};
   const auto n = static_cast<std::int64_t>(slots.size());
   for (const Layout& layout : kLayouts)
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       SCOPED_TRACE(std::string(layout.name) + ", " + describe(backend));
       Random random(22);
       const std::int64_t width = layout.latent + layout.rope, stride = width + kPad;
@@ -120,7 +120,7 @@ TEST(GatherLatent, NoSlotsAndNoPages) {
   KvCache empty = cache.view;
   empty.pages.shape[0] = 0;
   empty.pages.data = nullptr;
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     gather_latent(backend, {cache.view, tensor<std::int32_t>(nullptr, {0}), tensor<float>(nullptr, {0, 576})});
     EXPECT_EQ(gather(backend, empty, {0}), std::vector<float>(576, 0.f));
   }
@@ -131,7 +131,7 @@ TEST(GatherLatent, RefusesWhatDoesNotFit) {
   const std::vector<std::int64_t> slots = {0, 1};
   std::vector<float> out(2 * 576, kNan);
   const GatherLatentArgs good{cache.view, tensor(slots.data(), {2}), tensor(out.data(), {2, 576})};
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     GatherLatentArgs bad = good;
     bad.out.shape[1] = 512;
     EXPECT_THROW(gather_latent(backend, bad), InvalidArgument);

@@ -31,7 +31,7 @@ TEST(Golden, RequantisedBf16RowsAreTheStoredFp8Rows) {
   for (const auto& [rule, name] :
        {std::pair{ScaleRule::arbitrary, "kv_fp8"}, {ScaleRule::power_of_two, "kv_fp8_pow2"}}) {
     const auto want = golden.file.values<std::uint8_t>(name);
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       SCOPED_TRACE(std::string(name) + ", " + describe(backend));
       LatentCache cache(kPacked, golden.count() / kPage, kPage);
       write_latent(backend,

@@ -59,7 +59,7 @@ TEST(Case14, IndexPageBytes) {
   }
   std::vector<std::int64_t> slots(128);
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int64_t>(i);
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const auto got = gather_keys<std::uint8_t>(backend, cache.view, slots);
     for (std::uint8_t code : got.keys) ASSERT_EQ(code, 0x38);
     for (std::size_t j = 0; j < 128; ++j) EXPECT_EQ(got.scales[j], static_cast<float>(j + 1));
@@ -112,7 +112,7 @@ TEST(GatherIndexKeys, WhatIsNoSlotReadsAsZerosOfScaleZero) {
   const auto n = static_cast<std::int64_t>(slots.size());
   IndexPages cache(2, 16, 8);
   std::memset(cache.bytes.data(), 0x77, cache.bytes.size());
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Guarded<std::uint8_t> keys(n * 128, 0xEE);
     Guarded<float> scales(n, kNan);
     gather_index_keys(
@@ -144,7 +144,7 @@ void round_trip_of_plain_keys(IndexFormat format) {
     EXPECT_EQ(std::isnan(base::to_f32(memory[static_cast<std::size_t>(i)])),
               i % kPage >= 16 * kRow || i % kPage % kRow >= 128)
         << i;
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const auto got = gather_keys<T>(backend, cache, slots);
     for (std::size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(base::to_f32(got.keys[i]), keys[i]);
     const auto none = gather_keys<T>(backend, cache, {-1, kSlots});
@@ -163,7 +163,7 @@ TEST(Golden, IndexPagesOfTheTrace) {
   IndexCache cache{IndexFormat::fp8, tensor(bytes.data(), {pages, 64, 132})};
   std::vector<std::int64_t> slots(static_cast<std::size_t>(pages * 64));
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int64_t>(i);
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const auto got = gather_keys<std::uint8_t>(backend, cache, slots);
     for (std::size_t s = 0; s < slots.size(); ++s) {
       const std::uint8_t* page = bytes.data() + s / 64 * 64 * 132;
@@ -180,7 +180,7 @@ TEST(GatherIndexKeys, RefusesWhatDoesNotFit) {
   std::vector<float> scales(1, kNan);
   const GatherIndexKeysArgs good{cache.view, tensor(&slot, {1}), tensor(keys.data(), {1, 128}),
                                  tensor(scales.data(), {1})};
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     GatherIndexKeysArgs bad = good;
     bad.scales = {};
     EXPECT_THROW(gather_index_keys(backend, bad), InvalidArgument);

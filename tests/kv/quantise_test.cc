@@ -43,7 +43,7 @@ TEST(Case12, ScalesAreF32) {
     const bf16 rope = base::to_bf16(static_cast<float>(i) - 32);
     std::memcpy(cache.bytes.data() + 528 + 2 * i, &rope, sizeof rope);
   }
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const auto as_f32 = gather<float>(backend, cache.view, {0});
     const auto as_bf16 = gather<bf16>(backend, cache.view, {0});
     for (std::size_t i = 0; i < 576; ++i) {
@@ -66,7 +66,7 @@ TEST(Case12, GoldenOffsetsUnderBothRules) {
   }
   for (std::size_t i = 0; i < 64; ++i) row[512 + i] = static_cast<float>(i) / 4;
 
-  for (const Backend& backend : host_backends())
+  for (const Backend& backend : host_backends(kThreads))
     for (ScaleRule rule : kRules) {
       const LatentCache cache = written(backend, row, rule);
       ASSERT_EQ(cache.bytes.size(), 656u);
@@ -99,7 +99,7 @@ TEST(Case12, PowerOfTwoScalesAreTheNextAtOrAbove) {
 // ---- Case 13 ----------------------------------------------------------------------------------------
 
 TEST(Case13, ZeroAndTinyRows) {
-  for (const Backend& backend : host_backends())
+  for (const Backend& backend : host_backends(kThreads))
     for (ScaleRule rule : kRules)
       for (float amax : {0.f, 1e-45f, 1e-38f, 1e-30f, 1.f, 6e4f, 1e38f}) {
         SCOPED_TRACE(amax);
@@ -129,7 +129,7 @@ TEST(Case13, ZeroAndTinyRows) {
 // ---- NaN and infinity -------------------------------------------------------------------------------
 
 TEST(NanRows, AGroupThatHoldsANanOrAnInfinityIsNanWhereverItIsRead) {
-  for (const Backend& backend : host_backends())
+  for (const Backend& backend : host_backends(kThreads))
     for (ScaleRule rule : kRules)
       for (float bad : {kNan, -kNan, kInf, -kInf})
         for (std::size_t at : {std::size_t{128}, std::size_t{200}, std::size_t{255}}) {

@@ -3,12 +3,12 @@
 // tests/kv/write_test.cc -- write_latent: where rows go, what is left alone, and what is refused.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "kv/cache.h"
 #include "sievemla/error.h"
+#include "support/backward_pool.h"
 #include "support/near.h"
 #include "support/random.h"
 
@@ -31,7 +31,7 @@ TEST(Case08, WriteAndGatherWithoutRope) {
   constexpr std::size_t kWidth = 512, kStride = 576;
   for (const Layout& layout : {Layout{"bf16", KvFormat::bf16, 512, 0, 64}, Layout{"f32", KvFormat::f32, 512, 0, 64},
                                Layout{"fp8_nope", KvFormat::fp8_nope, 512, 0, 128}})
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       SCOPED_TRACE(std::string(layout.name) + ", " + describe(backend));
       Random random(8);
       const auto x = poisoned_rows<bf16>(random, kTokens, kWidth, kStride);
@@ -117,7 +117,7 @@ TEST(WriteLatent, EveryBackendThreadCountAndSlotTypeWritesTheSameBytes) {
 
       LatentCache want(layout, 4, 48);
       write_latent(Backend::reference(), write_args(x, width, tensor(slots.data(), {kTokens}), want.view, rule));
-      for (const Backend& backend : host_backends())
+      for (const Backend& backend : host_backends(kThreads))
         for (const TensorView& view : {tensor(slots.data(), {kTokens}), tensor(narrow.data(), {kTokens})}) {
           LatentCache got(layout, 4, 48);
           write_latent(backend, write_args(x, width, view, got.view, rule));
@@ -159,7 +159,7 @@ TEST(WriteLatent, F32InputsAreRoundedToNearestEvenInBf16Rows) {
 TEST(WriteLatent, NegativeSlotsAreSkippedAndTheirTokensNeverRead) {
   constexpr std::int64_t kTokens = 40;
   for (const Layout& layout : kLayouts)
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       SCOPED_TRACE(std::string(layout.name) + ", " + describe(backend));
       const std::vector<float> x(static_cast<std::size_t>(layout.latent + layout.rope), 1.f);
       const std::vector<std::int64_t> slots(kTokens, -1);
@@ -173,7 +173,7 @@ TEST(WriteLatent, NegativeSlotsAreSkippedAndTheirTokensNeverRead) {
 }
 
 TEST(WriteLatent, NoTokensIsANoOp) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     LatentCache cache(kLayouts[3], 1, 16);
     write_latent(backend, write_args(std::vector<float>(576), 576, tensor<std::int64_t>(nullptr, {0}), cache.view));
     KvCache empty = cache.view;
@@ -185,21 +185,9 @@ TEST(WriteLatent, NoTokensIsANoOp) {
   }
 }
 
-struct CountingPool {
-  std::atomic<int> runs{0}, bodies{0};
-  ParallelFor handle() {
-    return {[](void* self, std::int64_t n, ParallelFor::Body body, void* body_context) {
-              auto& pool = *static_cast<CountingPool*>(self);
-              ++pool.runs;
-              for (std::int64_t i = n; i-- > 0; ++pool.bodies) body(body_context, i, 0);  // any order is legal
-            },
-            this};
-  }
-};
-
 TEST(WriteLatent, AHostsOwnThreadPoolIsUsed) {
-  CountingPool pool;
-  const Backend backend = Backend::cpu({.threads = 3, .host = pool.handle()});
+  BackwardPool pool;
+  const Backend backend = pool.backend();
   constexpr std::int64_t kTokens = 100;
   Random random(5);
   const std::vector<float> x = random.f32s(kTokens * 576);
@@ -220,7 +208,7 @@ class BadWrite : public testing::Test {
  protected:
   template <class E = InvalidArgument>
   void refuses(const char* part_of_message, const WriteLatentArgs& bad) {
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       try {
         write_latent(backend, bad);
         ADD_FAILURE() << "accepted, want: " << part_of_message;

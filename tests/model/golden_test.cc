@@ -56,9 +56,14 @@ void expect_passed(const Loaded& m, const DecoderOptions& options) {
   for (const model::CheckRow& row : report.rows) EXPECT_TRUE(row.error >= 0) << row.layer << ' ' << row.stage;
   if (!report.tokens_judged) return;
   EXPECT_EQ(report.tokens, m.golden.generated);
-  // Each layer is judged: its selection and its output, and scores where it has an indexer; then the logits.
+  // Each layer is judged: its selection and its output, scores where it has an indexer, the merge where there are
+  // ranks; then the logits.
   const auto full = std::count(m.config.full_indexer.begin(), m.config.full_indexer.end(), true);
-  EXPECT_EQ(report.rows.size(), static_cast<std::size_t>(2 * m.config.layers + full + 1));
+  const std::int64_t merges = options.ranks > 1 ? m.config.layers : 0;
+  EXPECT_EQ(report.rows.size(), static_cast<std::size_t>(2 * m.config.layers + full + merges + 1));
+  EXPECT_EQ(std::count_if(report.rows.begin(), report.rows.end(),
+                          [](const model::CheckRow& row) { return row.stage == "combine" && row.us > 0; }),
+            merges);
 }
 
 void golden_on_every_backend(const std::string& name) {
@@ -75,6 +80,57 @@ TEST(Golden, Glm5Tiny) { golden_on_every_backend("glm5-tiny"); }
 TEST(Golden, Glm52Tiny) { golden_on_every_backend("glm52-tiny"); }
 TEST(Golden, Dsv32Tiny) { golden_on_every_backend("dsv32-tiny"); }
 
+// Rows are independent of each other and each kernel is batch-invariant here, so all of this is bitwise.
+std::vector<float> all_logits(const Loaded& m, const DecoderOptions& options, const model::Observer& observer = {}) {
+  return Decoder(m.config, m.checkpoint, options).forward(m.fed(), Decoder::Logits::all, observer);
+}
+
+TEST(Golden, ContextParallelRanks) {
+  for (const std::string& name : kModels) {
+    const Loaded m(name);
+    for (const Backend& backend : kBackends)
+      for (const int ranks : {2, 3}) {
+        SCOPED_TRACE(name + " " + backend.name() + " " + std::to_string(ranks));
+        DecoderOptions options = m.options(backend);
+        options.ranks = ranks;
+        options.page_size = 16;  // so that each rank has pages enough to mix up
+        expect_passed(m, options);
+      }
+  }
+}
+
+// Each row is on one rank, and a token is attended to there alone.
+TEST(Golden, ContextParallelRanksShareTheRowsOut) {
+  const Loaded m("glm52-tiny");
+  DecoderOptions options = m.options(kBackends[1]);
+  options.ranks = 3;
+  const model::Observer observer{.block = [&](const model::BlockTrace& trace) {
+    ASSERT_EQ(trace.calls.ranks.size(), 3u);
+    for (std::int64_t t = 0; t < trace.positions.dim(0); ++t) {
+      std::int64_t selected = 0, attended = 0;
+      for (std::int64_t k = 0; k < trace.positions.dim(1); ++k)
+        selected += *base::at<std::int32_t>(trace.positions, t, k) >= 0;
+      for (std::int64_t r = 0; r < 3; ++r) {
+        const SparseLayerArgs& rank = trace.calls.ranks[static_cast<std::size_t>(r)];
+        EXPECT_EQ(base::load_int(rank.latent.slots, t) >= 0, (trace.first + t) % 3 == r);
+        const TensorView& slots = std::get<Slots>(rank.attention.rows).indices;
+        for (std::int64_t k = 0; k < slots.dim(1); ++k) attended += base::load_int(slots, t, k) >= 0;
+      }
+      EXPECT_EQ(attended, selected);
+    }
+  }};
+  EXPECT_EQ(all_logits(m, options, observer), all_logits(m, options));  // stage by stage, and through the pipeline
+}
+
+TEST(Golden, ContextParallelRanksWithQuantisedCaches) {
+  const Loaded m("glm52-tiny");
+  DecoderOptions options = m.options(kBackends[1]);
+  options.kv_format = KvFormat::fp8_ds_mla;
+  options.index_format = IndexFormat::fp8;
+  options.ranks = 2;
+  expect_passed(m, options);
+}
+
 TEST(Golden, PageSizes) {
   for (const std::string& name : kModels) {
     const Loaded m(name);
@@ -88,11 +144,6 @@ TEST(Golden, PageSizes) {
         EXPECT_EQ(got.tokens, m.golden.generated);
       }
   }
-}
-
-// Rows are independent of each other and each kernel is batch-invariant here, so all of this is bitwise.
-std::vector<float> all_logits(const Loaded& m, const DecoderOptions& options, const model::Observer& observer = {}) {
-  return Decoder(m.config, m.checkpoint, options).forward(m.fed(), Decoder::Logits::all, observer);
 }
 
 TEST(Golden, Chunks) {
@@ -163,8 +214,8 @@ TEST(Golden, PhysicalPagesAreScrambled) {
   options.page_size = 16;
   const model::Observer observer{.block = [&](const model::BlockTrace& trace) {
     std::int64_t in_place = 0;
-    for (std::int64_t t = 0; t < trace.args.latent.slots.dim(0); ++t)
-      in_place += base::load_int(trace.args.latent.slots, t) == t;
+    const TensorView& slots = trace.calls.ranks[0].latent.slots;
+    for (std::int64_t t = 0; t < slots.dim(0); ++t) in_place += base::load_int(slots, t) == t;
     EXPECT_LT(in_place, m.golden.rows() / 2);
   }};
   all_logits(m, options, observer);

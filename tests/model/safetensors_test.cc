@@ -109,8 +109,19 @@ std::string with(const std::string& part, const std::string& other) {
 }
 
 TEST(BadFile, DTypes) {
-  refused_bytes(with("F32", "F64"), {"F32, F16, BF16", "got 'F64' (f: tensor a)"});
-  refused_bytes(with("F32", ""), {"got ''"});
+  // An unknown one is no matter until the tensor is asked for; where its bytes lie is.
+  for (const std::string dtype : {"F64", "F8_E8M0", ""}) {
+    const std::string bytes = with("F32", dtype);
+    const SafeTensors file(bytes, "f");
+    EXPECT_EQ(file.find("a")->dtype, dtype);
+    EXPECT_EQ(file.find("a")->view.elements(), 8);
+    refused([&] { file.tensor("a"); }, {"F32, F16, BF16", "got '" + dtype + "' (f: tensor a)"});
+    refused([&] { file.tensor("a", DType::u8, {8}); }, {"F32, F16, BF16"});
+  }
+  refused_bytes(with("\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", "\"F64\",\"shape\":[1],\"data_offsets\":[0,9]"),
+                {"within the data"});
+  refused_bytes(with("\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", "\"F64\",\"shape\":[1],\"data_offsets\":[0,7]"),
+                {"fill the file"});
   refused_bytes(with("\"F32\"", "4"), {"got a number (f: tensor a)"});
   refused_bytes(with("F32", "BF16"), {"shape times dtype: got 8 bytes, not 4 (f: tensor a)"});
   EXPECT_EQ(SafeTensors(with("\"F32\",\"shape\":[2]", "\"F8_E4M3\",\"shape\":[8]"), "f").tensor("a").view.dtype,
@@ -166,7 +177,8 @@ TEST(BadFile, KeysTwice) {
 }
 
 TEST(BadFile, NumbersInAHeaderTakeNoMemory) {
-  struct rusage before{}, after{};
+  struct rusage before {
+  }, after{};
   ::getrusage(RUSAGE_SELF, &before);
   for (const char* shape : {"[1073741824]", "[1099511627776]", "[1048576,1048576]", "[2305843009213693951]"})
     refused_bytes(with("[2]", shape), {"f: tensor a"});

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sievemla/pipeline.h"
+#include "support/backends.h"
 #include "support/random.h"
 #include "support/workspace.h"
 
@@ -19,8 +20,6 @@ namespace sievemla::test {
 using Ids = std::vector<std::int32_t>;
 using Bytes = std::vector<std::byte>;
 inline constexpr std::int32_t kUnwritten = 0x5A5A5A5A;
-
-inline std::vector<Backend> host_backends() { return {Backend::reference(), Backend::cpu({2, {}})}; }
 
 struct LayerShape {
   std::int64_t requests = 2, per = 3;  // new tokens of a request

@@ -96,6 +96,21 @@ TEST(Select, DoesNotDependOnTheBudget) {
       }
 }
 
+// Tables without a column, and so without data: legal where every row is empty. They are cut into chunks all the same.
+TEST(Select, TablesWithoutAColumn) {
+  SelectProblem p(2, 2, 4, 3);
+  std::fill(p.lengths.begin(), p.lengths.end(), 0);
+  for (const Backend& backend : host_backends()) {
+    SelectArgs args = p.args(Keys::paged, false);
+    args.score.paged.block_table = args.map.block_table = tensor(static_cast<std::int32_t*>(nullptr), {2, 0});
+    args.score_budget_bytes = 0;  // a row at a time
+    std::fill(p.slots.begin(), p.slots.end(), 7);
+    p.run(backend, args);
+    EXPECT_EQ(p.slots, Ids(p.slots.size(), -1)) << backend.name();
+    EXPECT_EQ(p.positions, Ids(p.positions.size(), -1)) << backend.name();
+  }
+}
+
 TEST(Select, RowsDealtEvenlyAreRowsNamedInOrder) {
   SelectProblem p(4, 3, 12, 2);
   for (const Backend& backend : host_backends())
@@ -129,6 +144,52 @@ RC_GTEST_PROP(SelectProperty, AnyBudgetAndAnyShape, ()) {
   p.run(backend, args);
   RC_ASSERT(p.positions == positions);
   RC_ASSERT(p.slots == slots);
+}
+
+// Every live score is negative, those of absent pages are -inf, columns past a row's end are -inf or were never
+// written: the live ones are taken all the same, however many lanes there are.
+TEST(Case21, NegativeScoresAreStillTaken) {
+  constexpr std::int64_t kPage = 4, kPages = 5, kWidth = kPage * kPages, kHeads = 2, kRows = 3;
+  Random random(21);
+  std::vector<float> q = random.f32s(kRows * kHeads * kIndexDim), keys = random.f32s(kWidth * kIndexDim);
+  for (auto* values : {&q, &keys})
+    for (float& x : *values) x = std::abs(x) + 0x1p-6f;  // so every q . k is positive, and relu keeps it
+  const std::vector<float> weights = {-1.f, -3.f, -0.5f, -0x1p-20f, -100.f, 0.f};
+  const Ids table = {3, 0, -1, 1, 4}, lengths = {18, 9, 3};  // positions 8 to 11 lie in no page
+  const Ids live[] = {{0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 15, 16, 17}, {0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2}};
+  for (const Backend& backend : host_backends())
+    for (const bool fill : {true, false}) {
+      std::vector<float> logits(kRows * kWidth, kInf);  // not written, and read in error, it would win
+      IndexScoreArgs score;
+      score.q = tensor(q.data(), {kRows, kHeads, kIndexDim});
+      score.weights = tensor(weights.data(), {kRows, kHeads});
+      score.paged.cache = {IndexFormat::f32, tensor(keys.data(), {kPages, kPage, kIndexDim})};
+      score.paged.block_table = tensor(table.data(), {1, kPages});
+      score.lengths = tensor(lengths.data(), {kRows});
+      score.logits = tensor(logits.data(), {kRows, kWidth});
+      score.fill = fill;
+      index_scores(backend, score, PoisonedWorkspace(index_scores_workspace_bytes(backend, {kRows, kHeads, kWidth})));
+      for (std::int64_t t = 0; t < kRows; ++t)
+        for (std::int64_t j = 0; j < lengths[static_cast<std::size_t>(t)]; ++j) {
+          const float x = logits[static_cast<std::size_t>(t * kWidth + j)];
+          if (j / kPage == 2) EXPECT_EQ(x, -kInf);
+          else EXPECT_TRUE(x < 0 && std::isfinite(x)) << backend.name() << " row " << t << " key " << j << ": " << x;
+        }
+      for (std::int64_t k : {3, 8, 14, 16}) {
+        Ids positions(static_cast<std::size_t>(kRows * k), kUnwritten);
+        topk(backend, {score.logits, {}, score.lengths, tensor(positions.data(), {kRows, k}), {}, {}},
+             PoisonedWorkspace(topk_workspace_bytes(backend, {kRows, kWidth, k})));
+        for (std::int64_t t = 0; t < kRows; ++t) {
+          const Ids got(positions.begin() + t * k, positions.begin() + (t + 1) * k);
+          for (std::int32_t p : got) EXPECT_LT(p, lengths[static_cast<std::size_t>(t)]);
+          Ids taken;
+          std::set_intersection(got.begin(), std::find(got.begin(), got.end(), -1), live[t].begin(), live[t].end(),
+                                std::back_inserter(taken));
+          EXPECT_EQ(std::ssize(taken), std::min(k, std::ssize(live[t])))
+              << backend.name() << " row " << t << " k " << k;
+        }
+      }
+    }
 }
 
 // A workspace asked for with larger bounds serves every smaller call.

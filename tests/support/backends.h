@@ -2,12 +2,18 @@
 // Copyright The SieveMLA authors
 // tests/support/backends.h -- every backend that runs on the host.
 #pragma once
+#include <initializer_list>
 #include <vector>
 
 #include "sievemla/backend.h"
 
 namespace sievemla::test {
 
-inline std::vector<Backend> host_backends() { return {Backend::reference(), Backend::cpu({.threads = 2})}; }
+// The reference, and the CPU with each of these numbers of threads.
+inline std::vector<Backend> host_backends(std::initializer_list<int> threads = {2}) {
+  std::vector<Backend> backends = {Backend::reference()};
+  for (int n : threads) backends.push_back(Backend::cpu({.threads = n}));
+  return backends;
+}
 
 }  // namespace sievemla::test

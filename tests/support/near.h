@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/compare.h"
 #include "base/view.h"
 
 namespace sievemla::test {
@@ -32,22 +33,7 @@ testing::AssertionResult near(const A& got, const B& want, double relative, doub
   return testing::AssertionSuccess();
 }
 
-// max |a - b| / max |b|, with infinities at equal places (else infinity). The goldens' and traces' measure.
-template <class A, class B>
-double relative_error(const A& got, const B& want) {
-  double difference = 0, largest = 0;
-  for (std::size_t i = 0; i < std::size(want); ++i) {
-    const double a = static_cast<double>(got[i]), b = static_cast<double>(want[i]);
-    if (std::isinf(b) || std::isinf(a)) {
-      if (a != b) return std::numeric_limits<double>::infinity();
-      continue;
-    }
-    if (std::isnan(a - b)) return std::numeric_limits<double>::infinity();
-    difference = std::max(difference, std::abs(a - b));
-    largest = std::max(largest, std::abs(b));
-  }
-  return largest > 0 ? difference / largest : difference;
-}
+using base::relative_error;
 
 // A contiguous copy of any f32 / bf16 view, for comparing.
 inline std::vector<float> values(const TensorView& v) {

@@ -4,7 +4,8 @@
 //
 //   RC_GTEST_PROP(Suite, Name, (arguments)) { ... RC_ASSERT(...); }
 //
-// The seed is fixed, so that a run can be repeated; RC_PARAMS="seed=..." in the environment overrides it.
+// The seed is fixed, so that a run can be repeated; RC_PARAMS="seed=..." in the environment overrides it. rapidcheck
+// prints which it has ("Using configuration: seed=1") before the first property.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -20,7 +20,7 @@ Ids expand(const Backend& backend, const Ids& pools, const Ids& lengths, int kpo
 }
 
 TEST(Case22, Kpool) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Ids want{4, 5, 6, 7, 0, 1, 2, 3, 8, 9};  // pool 7 lies past the length, the tail {8, 9} fills no pool
     want.resize(4 * 4 + 3, -1);
     EXPECT_EQ(expand(backend, {1, 0, -1, 7}, {10}, 4, 19), want);
@@ -32,14 +32,14 @@ TEST(Case22, WidthOf512Pools) {
   Ids pools(512), want(kWidth);
   std::iota(pools.begin(), pools.end(), 0);
   std::iota(want.begin(), want.end(), 0);
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     EXPECT_EQ(expand(backend, pools, {2051}, 4, kWidth), want);  // 512 pools and a tail of 3 fill it
     EXPECT_THROW(expand(backend, pools, {2051}, 4, kWidth - 1), InvalidArgument);
   }
 }
 
 TEST(Case22, PoolsThatAreNotWhole) {
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     EXPECT_EQ(expand(backend, {0, 1, 2, 0, 1, 2, 0, 1, 2}, {8, 0, -5}, 3, 11),
               (Ids{0,  1,  2,  3,  4,  5,  6,  7,  -1, -1, -1,  // pool 2 is not whole: its part is the tail
                    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  // no length
@@ -50,7 +50,7 @@ TEST(Case22, PoolsThatAreNotWhole) {
 }
 
 TEST(Case22, NothingToDoIsLegal) {
-  for (const Backend& backend : host_backends())
+  for (const Backend& backend : host_backends(kThreads))
     expand_pools(backend, {tensor<std::int32_t>(nullptr, {0, 4}), tensor<std::int32_t>(nullptr, {0}), 4,
                            tensor<std::int32_t>(nullptr, {0, 19})});
 }
@@ -64,7 +64,7 @@ RC_GTEST_PROP(PoolsProperty, AllPoolsAreAllPositions, ()) {
   const int seen = std::min(length / kpool, 20) * kpool;
   std::iota(want.begin(), want.begin() + seen, 0);
   std::iota(want.begin() + seen, want.begin() + seen + length % kpool, length / kpool * kpool);
-  for (const Backend& backend : host_backends())
+  for (const Backend& backend : host_backends(kThreads))
     RC_ASSERT(expand(backend, pools, {length}, kpool, std::ssize(want)) == want);
 }
 

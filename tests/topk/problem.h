@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "sievemla/topk.h"
+#include "support/backends.h"
 #include "support/guard.h"
 #include "support/random.h"
 #include "support/workspace.h"
@@ -22,10 +23,7 @@ using Scores = std::vector<float>;
 using Ids = std::vector<std::int32_t>;
 inline constexpr std::int32_t kUnwritten = 0x5A5A5A5A;
 
-// The reference, and the CPU with 1, 2 and 7 threads.
-inline std::vector<Backend> host_backends() {
-  return {Backend::reference(), Backend::cpu({1, {}}), Backend::cpu({2, {}}), Backend::cpu({7, {}})};
-}
+inline constexpr std::initializer_list<int> kThreads = {1, 2, 7};
 
 // The definition, another way than any kernel: a stable sort by value, in double.
 inline Ids brute_force(const Scores& scores, std::int64_t k) {
@@ -95,7 +93,7 @@ class TopkProblem {
   // Every backend gives the answer.
   void check(std::int64_t k) const {
     const Ids want = expected(k);
-    for (const Backend& backend : host_backends())
+    for (const Backend& backend : host_backends(kThreads))
       EXPECT_EQ(select(backend, k), want) << backend.name() << ", " << backend.threads() << " threads, k = " << k;
   }
 

@@ -7,6 +7,7 @@
 
 #include <bit>
 
+#include "support/backward_pool.h"
 #include "support/property.h"
 #include "support/safetensors.h"
 #include "topk/problem.h"
@@ -31,18 +32,20 @@ TEST(Case16, MassTies) {
   for (std::int32_t j = 0; want.size() < kK; ++j)
     if (j % 83 != 0 || j / 83 >= 100) want.push_back(j);
   std::sort(want.begin(), want.end());
-  for (const Backend& backend : host_backends()) EXPECT_EQ(one_row(backend, scores, kK), want) << backend.name();
+  for (const Backend& backend : host_backends(kThreads))
+    EXPECT_EQ(one_row(backend, scores, kK), want) << backend.name();
 
   for (std::size_t j = 0; j < scores.size(); j += 3)
     if (scores[j] == 0.f) scores[j] = -0.f;  // equal to the others
-  for (const Backend& backend : host_backends()) EXPECT_EQ(one_row(backend, scores, kK), want) << backend.name();
+  for (const Backend& backend : host_backends(kThreads))
+    EXPECT_EQ(one_row(backend, scores, kK), want) << backend.name();
 }
 
 TEST(Case16, AllEqualTakesTheFirst) {
   Ids want(2048);
   std::iota(want.begin(), want.end(), 0);
   for (float value : {0.f, -0.f, 1.f, -3.5f, kInf, -kInf, kNan, 0x1p-149f})
-    for (const Backend& backend : host_backends())
+    for (const Backend& backend : host_backends(kThreads))
       EXPECT_EQ(one_row(backend, Scores(20000, value), 2048), want) << backend.name() << ", all " << value;
 }
 
@@ -58,7 +61,7 @@ TEST(Case17, SameCoarseBin) {
   for (std::int32_t j = 0; j < 4096; ++j)
     if (1667 * j % 4096 >= 3584) want.push_back(j);
   ASSERT_EQ(want.size(), 512u);
-  for (const Backend& backend : host_backends()) EXPECT_EQ(one_row(backend, same_coarse_bin(), 512), want);
+  for (const Backend& backend : host_backends(kThreads)) EXPECT_EQ(one_row(backend, same_coarse_bin(), 512), want);
 }
 
 TEST(Case17, EmbeddedInALongRow) {
@@ -78,9 +81,9 @@ TEST(Case17, Negated) {
   Ids want;
   for (std::int32_t j = 0; j < 4096; ++j)
     if (1667 * j % 4096 < 512) want.push_back(j);
-  for (const Backend& backend : host_backends()) EXPECT_EQ(one_row(backend, scores, 512), want);
+  for (const Backend& backend : host_backends(kThreads)) EXPECT_EQ(one_row(backend, scores, 512), want);
   scores.resize(131072, -3.f);
-  for (const Backend& backend : host_backends()) EXPECT_EQ(one_row(backend, scores, 512), want);
+  for (const Backend& backend : host_backends(kThreads)) EXPECT_EQ(one_row(backend, scores, 512), want);
 }
 
 TEST(Topk, NearTiesInTheLastTenBits) {
@@ -118,7 +121,7 @@ TEST(Case18, NanInf) {
   for (std::int32_t j = 0; want.size() < kK; ++j)
     if (j % 40 != 3 || j / 40 >= 96) want.push_back(j);
   std::sort(want.begin(), want.end());
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     for (int call = 0; call < 20; ++call) ASSERT_EQ(one_row(backend, scores, kK), want) << backend.name();
     Scores low = scores;  // -inf ranks equal to NaN
     for (std::size_t j = 0; j < low.size(); j += 2)
@@ -127,7 +130,7 @@ TEST(Case18, NanInf) {
   }
 
   for (std::size_t j : {7u, 2049u, 4095u}) scores[j] = kInf;
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const Ids ids = one_row(backend, scores, 3);
     EXPECT_EQ(ids, (Ids{7, 2049, 4095})) << backend.name();
   }
@@ -138,7 +141,7 @@ TEST(Case18, LowestFiniteBeatsMinusInfinity) {
   Scores scores(3000, -kInf);
   scores[2500] = std::numeric_limits<float>::lowest();
   scores[2600] = nan_of(~0ull);
-  for (const Backend& backend : host_backends()) EXPECT_EQ(one_row(backend, scores, 2), (Ids{0, 2500}));
+  for (const Backend& backend : host_backends(kThreads)) EXPECT_EQ(one_row(backend, scores, 2), (Ids{0, 2500}));
 }
 
 // ---- lengths and widths -----------------------------------------------------------------------------
@@ -151,7 +154,7 @@ TEST(Case19, BadLengths) {
     for (std::size_t t = 0; t < lengths.size(); ++t)
       for (std::int32_t j = 0; j < lengths[t]; ++j)
         scores[t * kWidth + static_cast<std::size_t>(j)] = static_cast<float>(j);
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       Guarded<std::int32_t> positions(rows * kK, kUnwritten), slots(rows * kK, kUnwritten);
       const Ids starts(lengths.size(), 0), table(lengths.size(), 5);
       TopkArgs args;
@@ -195,7 +198,7 @@ TEST(Topk, NothingToDoIsLegal) {
   const float score = 1.f;
   const std::int32_t length = 1;
   std::int32_t position = kUnwritten;
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     TopkArgs none;
     none.scores = tensor<float>(nullptr, {0, 0});
     none.lengths = tensor<std::int32_t>(nullptr, {0});
@@ -266,7 +269,7 @@ TEST(Topk, ReadsNothingOutsideTheVisibleColumns) {
     for (std::int32_t j = 0; j < kN; ++j) row[j] = random.uniform_f32();
     const Ids want = brute_force({row, row + kN}, 100);
     const std::int32_t start = kMargin, length = kN;
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       Ids positions(100);
       TopkArgs args;
       args.scores = tensor(row - kMargin, {1, 2 * kMargin + kN});
@@ -284,7 +287,7 @@ TEST(Topk, OutputsMayBeStrided) {
   const TopkProblem problem({random.f32s(50), random.f32s(3), random.f32s(60)});
   constexpr std::int64_t kK = 20;
   const Ids want = problem.expected(kK), table(60, 0);
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Ids positions(3 * 100, kUnwritten);
     std::vector<std::int64_t> slots(3 * 100, kUnwritten);
     TopkArgs args = problem.args();
@@ -304,16 +307,13 @@ TEST(Topk, OutputsMayBeStrided) {
 }
 
 TEST(Topk, AHostsOwnThreadPoolWillDo) {
-  // Backwards, and each call on another worker.
-  ParallelFor pool;
-  pool.run = [](void*, std::int64_t n, ParallelFor::Body body, void* context) {
-    for (std::int64_t i = n; i-- > 0;) body(context, i, static_cast<int>(i % 3));
-  };
+  BackwardPool pool;
   Random random(11);
   std::vector<Scores> rows;
   for (int t = 0; t < 10; ++t) rows.push_back(random.f32s(500));
   const TopkProblem problem(rows);
-  EXPECT_EQ(problem.select(Backend::cpu({3, pool}), 64), problem.expected(64));
+  EXPECT_EQ(problem.select(pool.backend(), 64), problem.expected(64));
+  EXPECT_GT(pool.bodies, 1);
 }
 
 // ---- goldens and properties -------------------------------------------------------------------------
@@ -327,7 +327,7 @@ TEST(Golden, TraceIndexerTopk) {
   for (std::int64_t t = 0; t < rows; ++t)
     for (std::int64_t j = lengths[static_cast<std::size_t>(t)]; j < width; ++j)
       logits[static_cast<std::size_t>(t * width + j)] = kInf;  // would win if it were read
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Ids positions(static_cast<std::size_t>(rows * k)), slots(positions.size());
     TopkArgs args;
     args.scores = tensor(logits.data(), {rows, width});
@@ -354,7 +354,7 @@ RC_GTEST_PROP(TopkProperty, EqualsBruteForceOnTies, ()) {
   const TopkProblem problem(rows, *rc::gen::arbitrary<std::uint64_t>());
   const auto k = *rc::gen::inRange<std::int64_t>(0, 120);
   const Ids want = problem.expected(k);
-  for (const Backend& backend : host_backends()) RC_ASSERT(problem.select(backend, k) == want);
+  for (const Backend& backend : host_backends(kThreads)) RC_ASSERT(problem.select(backend, k) == want);
 }
 
 RC_GTEST_PROP(TopkProperty, EqualsBruteForceOnAnyBits, ()) {
@@ -365,14 +365,14 @@ RC_GTEST_PROP(TopkProperty, EqualsBruteForceOnAnyBits, ()) {
   const auto k = *rc::gen::inRange<std::int64_t>(0, static_cast<std::int64_t>(scores.size()) + 2);
   const TopkProblem problem({scores});
   const Ids want = problem.expected(k);
-  for (const Backend& backend : host_backends()) RC_ASSERT(problem.select(backend, k) == want);
+  for (const Backend& backend : host_backends(kThreads)) RC_ASSERT(problem.select(backend, k) == want);
 }
 
 // A wider selection keeps what a narrower one found, and adds nothing that is better.
 RC_GTEST_PROP(TopkProperty, WiderContainsNarrower, ()) {
   const auto scores = *tied_scores();
   const auto k = *rc::gen::inRange<std::int64_t>(0, 100);
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     const Ids narrow = one_row(backend, scores, k), wide = one_row(backend, scores, k + 1);
     Ids kept;
     std::copy_if(narrow.begin(), narrow.end(), std::back_inserter(kept), [](std::int32_t id) { return id >= 0; });

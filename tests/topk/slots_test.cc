@@ -40,7 +40,7 @@ TEST(Case10, LogicalToPhysical) {
                              5 * page - 1, 5 * page, 36 * page, std::int64_t{INT32_MAX}, std::int64_t{INT32_MIN}})
         positions.push_back(static_cast<std::int32_t>(p));
     const std::int64_t lanes = static_cast<std::int64_t>(positions.size()) / 2;
-    for (const Backend& backend : host_backends()) {
+    for (const Backend& backend : host_backends(kThreads)) {
       const auto slots = slots_of(backend, positions, 2, map);
       for (std::int64_t i = 0; i < 2 * lanes; ++i) {
         const std::int64_t p = positions[static_cast<std::size_t>(i)], request = i / lanes;
@@ -63,7 +63,7 @@ TEST(Case10, LogicalToPhysical) {
 TEST(Slots, RowsBelongToRequestsByTensorOrEvenly) {
   const Ids table{10, 20, 30}, positions{1, 1, 1, 1, 1, 1};
   SlotMap map{tensor(table.data(), {3, 1}), {}, 4, {}};
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     EXPECT_EQ(slots_of(backend, positions, 6, map), (std::vector<std::int64_t>{41, 41, 81, 81, 121, 121}));
     const Ids request{2, 0, 3, -1, 1, INT32_MAX};  // a row of no request has no slots
     SlotMap given = map;
@@ -76,7 +76,7 @@ TEST(Slots, NeverWrapAround32Bits) {
   const Ids table{3'355'443, 3'355'444, INT32_MAX}, positions{0, 127, 640, 767, 1280};
   const SlotMap map{tensor(table.data(), {1, 3}), {}, 640, {}};
   // 3,355,443 * 640 = 2,147,483,520, so offset 127 is the largest slot that 32 bits hold.
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     EXPECT_EQ(
         slots_of(backend, positions, 1, map),
         (std::vector<std::int64_t>{2'147'483'520, 2'147'483'647, 2'147'484'160, 2'147'484'287, 1'374'389'534'080}));
@@ -94,7 +94,7 @@ TEST(Shards, PartitionThePositions) {
       Ids positions(kPositions), identity(kPositions);
       std::iota(positions.begin(), positions.end(), 0);
       std::iota(identity.begin(), identity.end(), 0);
-      for (const Backend& backend : host_backends()) {
+      for (const Backend& backend : host_backends(kThreads)) {
         std::vector<int> holders(kPositions, 0);
         for (int rank = 0; rank < ranks; ++rank) {
           // With the identity as block table a slot is the local position.
@@ -120,7 +120,7 @@ TEST(Shards, UnionIsTheUnshardedSelection) {
   const Ids want = problem.expected(kK);
   for (int ranks : {2, 4, 8})
     for (int interleave : {1, 64}) {
-      for (const Backend& backend : host_backends()) {
+      for (const Backend& backend : host_backends(kThreads)) {
         Ids found(kK, -1);
         for (int rank = 0; rank < ranks; ++rank) {
           Ids table;  // each rank has pages of its own, in an order of its own
@@ -158,7 +158,7 @@ RC_GTEST_PROP(SlotsProperty, SelectingSlotsIsSelectingThenMapping, ()) {
                     {},
                     1 + random.below(20),
                     {static_cast<int>(random.below(ranks)), ranks, 1 + static_cast<int>(random.below(5))}};
-  for (const Backend& backend : host_backends()) {
+  for (const Backend& backend : host_backends(kThreads)) {
     Ids positions(static_cast<std::size_t>(problem.rows() * k)), slots(positions.size()), mapped(positions.size());
     TopkArgs args = problem.args();
     args.positions = tensor(positions.data(), {problem.rows(), k});

@@ -232,10 +232,10 @@ std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& 
   return scratch.bytes();
 }
 
-std::string lacks_f32(const AttentionArgs& args) {
+base::Lack lacks_f32(const AttentionArgs& args) {
   if (args.q.dtype == DType::f32) return "f32 queries (its operands are bf16)";
   if (args.kv.format == KvFormat::f32) return "f32 rows (its operands are bf16)";
-  return {};
+  return "";
 }
 
 template void attention_cpu<kPortable>(const AttentionArgs&, const base::Exec&);

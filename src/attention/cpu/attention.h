@@ -2,7 +2,7 @@
 // Copyright The SieveMLA authors
 // src/attention/cpu/attention.h -- stage 3 on the CPU, with the kernel of a tier.
 #pragma once
-#include <string>
+#include <cstdint>
 
 #include "attention/cpu/tier.h"
 #include "base/registry.h"
@@ -17,6 +17,6 @@ template <const Tier& kTier>
 std::int64_t attention_cpu_bytes(const Backend& backend, const AttentionBounds& bounds);
 
 // base::Kernel::lacks of the tiers whose operands are bf16: f32 queries and rows are computed in f32, by a lower tier.
-std::string lacks_f32(const AttentionArgs& args);
+base::Lack lacks_f32(const AttentionArgs& args);
 
 }  // namespace sievemla::stage::attention
