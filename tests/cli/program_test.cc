@@ -131,18 +131,27 @@ TEST(Cli, AComplaintIsShortWhateverItQuotes) {
   const std::string file = (dir / "t").string();
   std::string euros;
   for (int i = 0; i < 100'000; ++i) euros += "\xE2\x82\xAC";
-  for (const std::string& dtype : {std::string(1 << 21, 'x'), euros, std::string(1 << 20, '\x7F')})
-    for (const std::string& name : {std::string("a"), std::string(1 << 20, 'n')}) {
-      write_file(file,
-                 safetensors(Json{{name, {{"dtype", dtype}, {"shape", {1}}, {"data_offsets", {0, 1}}}}}.dump(), "x"));
-      const Outcome outcome = run_program({"replay", file});
-      EXPECT_EQ(outcome.status, 2);
-      EXPECT_TRUE(is_complaint(outcome.err));
-      EXPECT_LE(outcome.err.size(), 520u);
-      EXPECT_NE(outcome.err.find("a dtype is one of F32"), std::string::npos) << outcome.err;
-      EXPECT_NE(outcome.err.find("\xE2\x80\xA6"), std::string::npos) << outcome.err;
-      EXPECT_NO_THROW(static_cast<void>(Json(outcome.err).dump()));  // UTF-8: no code point is cut
-    }
+  struct Case {
+    std::string name, dtype;
+    int end;
+    const char* rule;
+  };
+  const char* const dtypes = "a dtype is one of F32";
+  const char* const offsets = "data_offsets must lie within the data";
+  for (const Case& c : {Case{"q", std::string(1 << 21, 'x'), 1, dtypes}, Case{"q", euros, 1, dtypes},
+                        Case{"q", "a" + euros, 1, dtypes}, Case{"q", std::string(1 << 20, '\x7F'), 1, dtypes},
+                        Case{std::string(1 << 20, 'n'), "U8", 2, offsets}, Case{euros, "U8", 2, offsets}}) {
+    const Json header = {{"__metadata__", {{"kind", "sparse_mla_trace"}}},
+                         {c.name, {{"dtype", c.dtype}, {"shape", {1}}, {"data_offsets", {0, c.end}}}}};
+    write_file(file, safetensors(header.dump(), "x"));
+    const Outcome outcome = run_program({"replay", file});
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(is_complaint(outcome.err));
+    EXPECT_LE(outcome.err.size(), 520u);
+    EXPECT_NE(outcome.err.find(c.rule), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("\xE2\x80\xA6"), std::string::npos) << outcome.err;
+    EXPECT_NO_THROW(static_cast<void>(Json(outcome.err).dump()));  // UTF-8: no code point is cut
+  }
 }
 
 bool maps(pid_t process, const std::string& file) {
