@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // cli/main.cc -- the sievemla program: picks the command, and turns what it throws into one line and an exit status.
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -117,10 +121,29 @@ int guarded(int argc, char** argv) {
   }
 }
 
+// Weights and traces are mapped: what another process cuts off such a file is a bus error for whoever reads it.
+void explain_bus_errors() {
+  struct sigaction action {};
+  action.sa_flags = SA_SIGINFO;
+  action.sa_sigaction = [](int, siginfo_t* fault, void*) {
+    constexpr char kLine[] = "sievemla: a file must not shrink while it is read: got a bus error (a mapped file)\n";
+    if (fault->si_code != BUS_ADRERR) {  // to end as it would have without us
+      std::signal(SIGBUS, SIG_DFL);
+      return;
+    }
+    static std::atomic_flag said = ATOMIC_FLAG_INIT;
+    while (said.test_and_set()) pause();  // every worker reads the file, and one speaks
+    static_cast<void>(!write(STDERR_FILENO, kLine, sizeof kLine - 1));
+    _exit(kWrongUse);
+  };
+  sigaction(SIGBUS, &action, nullptr);
+}
+
 }  // namespace
 }  // namespace sievemla::cli
 
 int main(int argc, char** argv) {
   sievemla::cli::prepare_streams();
+  sievemla::cli::explain_bus_errors();
   return sievemla::cli::guarded(argc, argv);
 }

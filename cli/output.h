@@ -51,7 +51,7 @@ void print(fmt::format_string<T...> format, T&&... values) {
 // Sends out what was printed. Throws Error if stdout could not be written; a reader that left early is no error.
 void flush();
 
-// "sievemla: MESSAGE" on stderr, as one line whatever bytes it holds.
+// "sievemla: MESSAGE" on stderr, as one line whatever bytes it holds, and of a long one its two ends.
 void complain(std::string_view message);
 
 // Columns with two spaces between; numbers are aligned right, words left.

@@ -146,6 +146,8 @@ void SafeTensors::parse(std::string_view bytes) {
     bad("", "the header must lie within the file", length, " bytes of header in a file of ", bytes.size());
 
   const std::string_view header = bytes.substr(sizeof length, length), data = bytes.substr(sizeof length + length);
+  if (const std::size_t nul = header.find('\0'); nul != header.npos)  // where the parser would stop
+    bad("", "the header must be valid JSON", "a NUL at its byte ", nul + 1);
   HeaderReader reader(name_);
   nlohmann::json::sax_parse(header, &reader);
   metadata_ = std::move(reader.metadata);

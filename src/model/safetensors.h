@@ -24,7 +24,8 @@
 
 namespace sievemla::model {
 
-// A file in memory, read-only. BadFile if it is missing, unreadable, a directory or no regular file.
+// A file in memory, read-only. BadFile if it is missing, unreadable, a directory or no regular file. Whoever shrinks it
+// takes its pages away: reading them then is a bus error.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -37,6 +38,9 @@ class MappedFile {
   void* data_ = nullptr;
   std::size_t size_ = 0;
 };
+
+// A file's bytes, of a longer one the first `most`. The same rules, and it may change afterwards.
+std::string read_file(const std::filesystem::path& path, std::size_t most);
 
 // One entry of a header. F8_E4M3 data is u8 in the view; `dtype` keeps what the file says. A shape [] reads as [1].
 // Of a dtype that is not in the list, the view is the bytes alone: who does not need the tensor is not stopped by it.

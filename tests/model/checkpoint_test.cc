@@ -259,6 +259,20 @@ TEST(BadFile, TruncatedCheckpoint) {
   }
 }
 
+// A name that is there and cannot be opened is named, instead of another file or none.
+TEST(BadFile, LinksThatLeadNowhere) {
+  const TempDir dir;
+  const std::string index = "model.safetensors.index.json";
+  fs::create_symlink(index, dir / index);
+  refused([&] { Checkpoint(dir.path()); }, {"readable", "Too many levels", index});
+  fs::remove(dir / index);
+  fs::create_symlink("none", dir / index);
+  refused([&] { Checkpoint(dir.path()); }, {"readable", "No such file", index});
+  write_shards(dir, Model{}, 1);  // through the link
+  fs::create_symlink("model.safetensors", dir / "model.safetensors");
+  refused([&] { Checkpoint(dir.path()); }, {"readable", "Too many levels", "model.safetensors)"});
+}
+
 TEST(BadFile, Index) {
   const auto bad_index = [](const std::function<void(Json&)>& change, std::initializer_list<std::string_view> parts) {
     const TempDir dir;
