@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cuda/arch/sm86.h -- RTX 30: 99 KiB of shared memory, so at most 32 heads a CTA and short tiles of bf16 rows.
+#pragma once
+#include "cuda/arch/sm80.h"
+
+namespace sievemla::cuda {
+
+struct Sm86 : Sm80 {
+  static constexpr int kSm = 86;
+  static constexpr int kSmemBytes = 99 * 1024;
+  static constexpr int kSmemSmBytes = 100 * 1024;
+
+  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 32, 3, 1>, void>;
+  using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
+};
+
+}  // namespace sievemla::cuda
