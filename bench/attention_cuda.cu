@@ -259,7 +259,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   p.q_rope = x.pair ? d_rope : d_q + 512, p.q_rope_token = x.pair ? std::int64_t{x.heads} * 64 : p.q_token;
   p.q_rope_head = x.pair ? 64 : width;
   p.rows = d_rows, p.page_bytes = page_step, p.row_bytes = row_step, p.slots = slots, p.pages = x.pages;
-  p.page_size = x.page_pad == 0 ? 1 : x.page_size;
+  if (x.page_pad != 0) p.page = at::divider(x.page_size);
   std::vector<int> narrow(slot.size());
   for (std::size_t i = 0; i < slot.size(); ++i) narrow[i] = static_cast<int>(slot[i]);
   int* d_narrow = device_copy(narrow);
@@ -269,7 +269,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   const bool fold = x.dense || x.shared;
   p.units = fold ? x.requests : tokens, p.fold = fold ? x.q_len : 1, p.heads = x.heads;
   if (x.dense) {
-    p.table = d_table, p.table_request = table_step, p.table_pages = table_pages, p.table_page_size = x.page_size, p.lengths = d_lengths;
+    p.table = d_table, p.table_request = table_step, p.table_pages = table_pages, p.table_page = at::divider(x.page_size), p.lengths = d_lengths;
   } else {
     p.indices = x.wide ? static_cast<void*>(d_wide) : d_narrow, p.wide_indices = x.wide;
     p.unit_tokens = fold ? 1 : x.q_len, p.index_request = std::int64_t{x.q_len} * x.topk, p.index_token = x.topk, p.index_lane = 1;
@@ -645,9 +645,9 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     GOOD(cudaMalloc(&d_lse, static_cast<std::size_t>(units) * heads * 4));
     GOOD(cudaMemset(d_out, 0xFF, out_bytes));
     p.q = d_q, p.q_token = heads * 576, p.q_head = 576, p.q_rope = d_q + 512, p.q_rope_token = heads * 576, p.q_rope_head = 576;
-    p.rows = rows, p.row_bytes = fp8 ? 656 : 1152, p.page_bytes = 64 * p.row_bytes, p.slots = count, p.pages = count / 64, p.page_size = 1;
+    p.rows = rows, p.row_bytes = fp8 ? 656 : 1152, p.page_bytes = 64 * p.row_bytes, p.slots = count, p.pages = count / 64;
     p.units = units, p.fold = 1, p.heads = heads, p.lanes = lanes;
-    if (dense) p.table = d_table, p.table_request = table_pages, p.table_pages = table_pages, p.table_page_size = page, p.lengths = d_lengths;
+    if (dense) p.table = d_table, p.table_request = table_pages, p.table_pages = table_pages, p.table_page = at::divider(page), p.lengths = d_lengths;
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;

@@ -10,6 +10,9 @@
 // slice alone, as key and again as value. Scores are sums over the warps, so they pass through shared memory once; there the
 // warps split the heads. fp8 scales meet a warp's score sums (one scale per 128 dimensions) and its copy of P, never K or V.
 //
+// P is rounded to bf16. Where a place has more than 1 / kHeavyPart of the sum so far (a short list, a peaked softmax), what
+// rounding took from it would show in the result: such a tile goes through V once more, with the residue as P.
+//
 // A tile of rows, stage by stage (a barrier is the whole CTA's):
 //   scores of the warp's slice -> smem | barrier A | gather the tile after next, softmax -> smem | next tile has landed,
 //   barrier B | O += V^T P^T
@@ -18,11 +21,14 @@
 #pragma once
 #include <cuda_bf16.h>
 
+#include "attention/cuda/choice.h"
 #include "attention/cuda/merge.cuh"
 #include "attention/cuda/plan.cuh"
 #include "attention/cuda/rows.cuh"
 
 namespace sievemla::stage::attention {
+
+inline constexpr int kLookUp = 512;  // lanes whose slots are looked up at a time, by the whole CTA
 
 // ---- shared memory ----------------------------------------------------------------------------------
 
@@ -36,9 +42,14 @@ struct AttentionSmem {
   alignas(16) unsigned short weights[Tile::kGroups][kCopies][Tile::kHeads][Tile::kTokens + 8];
   float rescale[Tile::kCtaHeads];  // of O for this tile; in the end 1 / sum
   int visible[Tile::kCtaHeads];    // lanes that the head may see
-  std::int64_t offset[Tile::kStages][Tile::kTokens];  // of the row in the cache; -1: a hole
+  alignas(16) float scale[Rows::kScaled ? 4 : 1][Tile::kTokens];  // of this tile's rows, turned around
+  alignas(16) const unsigned char* from[kLookUp];  // rows of the lanes looked up last; any address for a hole
+  unsigned live[2][kLookUp / 32];  // bit per lane: not a hole; of the lanes looked up last and of those before
+  const void* list;                // of the unit
+  // A thread's own fragments of the rope of Q, where 32 heads leave no registers for them.
+  static constexpr bool kHoldsRope = Tile::kHeads == 32 && Rows::kRope > 0;
+  uint2 q_rope[kHoldsRope ? Tile::kHeads / 8 : 1][kHoldsRope ? Tile::kThreads : 1];
   PlanSmem plan;
-  Part part;
   int is_last;
 };
 
@@ -51,6 +62,8 @@ struct Attention {
   static constexpr int kColumns = kHeads / 8;         // MMA columns of 8 heads
   static constexpr int kLanesPerHead = 128 / kHeads;  // of a warp in the softmax, over kHeads / 4 heads
   static constexpr int kMine = kTokens / kLanesPerHead;
+  static constexpr int kLoads = kColumns < 4 ? 4 : 2;  // fragments in flight, as registers allow
+  static constexpr float kHeavyPart = 16.f;
   static_assert(kMine >= 1);
 
   const CudaParams& p;
@@ -63,75 +76,125 @@ struct Attention {
   // Softmax: this lane's head and places in a tile.
   const int soft_head = warp * (kHeads / 4) + lane / kLanesPerHead, soft_first = lane % kLanesPerHead * kMine;
 
-  std::uint32_t q[8][kColumns][2], q_rope[kColumns][2];
+  std::uint32_t q[8][kColumns][2], q_rope[Smem::kHoldsRope ? 1 : kColumns][2];
   float o[8][kColumns][4] = {};
   float peak = -INFINITY, sum = 0.f;  // of soft_head; the sum is this lane's share
 
   __device__ Attention(const CudaParams& params, Smem& smem, const Part& work, int head)
       : p(params), s(smem), part(work), first_head(head) {}
 
+  // Heads past the last compute on a copy of it, and see nothing.
   __device__ void load_q() {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      const int head = first_head + group * kHeads + n * 8 + g;
-      const bool live = head < p.fold * p.heads;
-      const HeadPlace at = place_of(p, part.unit, live ? head : 0);
+      const int head = min(first_head + group * kHeads + n * 8 + g, p.fold * p.heads - 1);
+      const HeadPlace at = place_of(p, part.unit, head);
       const auto* latent = static_cast<const __nv_bfloat16*>(p.q) + at.token * p.q_token + at.head * p.q_head + warp * kWarpLatent;
 #pragma unroll
       for (int step = 0; step < 8; ++step)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          q[step][n][half] = live ? __ldg(reinterpret_cast<const unsigned*>(latent + step * 16 + Rows::key_column(c, half))) : 0u;
+          q[step][n][half] = __ldg(reinterpret_cast<const unsigned*>(latent + step * 16 + Rows::key_column(c, half)));
       if constexpr (Rows::kRope > 0) {
         const auto* rope = static_cast<const __nv_bfloat16*>(p.q_rope) + at.token * p.q_rope_token + at.head * p.q_rope_head + warp * 16;
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          q_rope[n][half] = live ? __ldg(reinterpret_cast<const unsigned*>(rope + 2 * c + 8 * half)) : 0u;
+        const uint2 pair = {__ldg(reinterpret_cast<const unsigned*>(rope + 2 * c)), __ldg(reinterpret_cast<const unsigned*>(rope + 2 * c + 8))};
+        if constexpr (Smem::kHoldsRope) s.q_rope[n][thread] = pair;
+        else q_rope[n][0] = pair.x, q_rope[n][1] = pair.y;
       }
     }
   }
 
-  // Starts the copy of a tile's rows; a hole becomes zeros.
-  __device__ void gather(int stage) {
-    constexpr int kPieces = Rows::kBytes / 16;
-#pragma unroll 4
-    for (int row = thread / 32; row < kTokens; row += Tile::kThreads / 32) {
-      const std::int64_t offset = s.offset[stage][row];
-      const unsigned char* from = p.rows + (offset < 0 ? 0 : offset);
-      const std::uint32_t to = cuda::shared_address(&s.rows[stage][row * Rows::kStride]);
+  // Q * kQueryFactor, apart from load_q so that nothing waits for the loads.
+  __device__ void scale_q() {
+    if constexpr (Rows::kQueryFactor != 0) {
 #pragma unroll
-      for (int piece = lane; piece < kPieces; piece += 32) cuda::cp_async_16(to + piece * 16, from + piece * 16, offset >= 0);
+      for (int step = 0; step < 8; ++step)
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            q[step][n][half] = cuda::fma_bf16x2(q[step][n][half], Rows::kQueryFactor, 0x80008000u);
+    }
+  }
+
+  // Finds the rows of kLookUp lanes from `first` on, the `block`-th such run of this part.
+  __device__ void look_up(int first, int end, int block) {
+#pragma unroll 1
+    for (int i = thread; i < kLookUp; i += Tile::kThreads) {
+      const int at = first + i;
+      if (at - lane >= end) break;  // the whole warp
+      const std::int64_t offset = at < end ? row_offset(p, read_lane(p, s.list, at), at) : -1;
+      s.from[i] = p.rows + max(offset, std::int64_t{0});
+      const unsigned live = __ballot_sync(~0u, offset >= 0);
+      if (lane == 0) s.live[block % 2][i / 32] = live;
+    }
+  }
+  // Bit per row of the tile whose first lane is the `at`-th of this part.
+  __device__ unsigned live_rows(int at) const { return s.live[at / kLookUp % 2][at % kLookUp / 32] >> at % 32; }
+
+  // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp takes
+  // neighbouring rows, a lane 16-byte pieces of them.
+  __device__ void gather(int at, int stage) {
+    constexpr int kPieces = Rows::kBytes / 16, kRows = kTokens / (Tile::kThreads / 32);
+    const int first = thread / 32 * kRows;
+    const unsigned live = live_rows(at) >> first;
+    const unsigned char* const* rows = &s.from[at % kLookUp + first];
+    const std::uint32_t to = cuda::shared_address(s.rows[stage]) + first * Rows::kStride + lane * 16;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const unsigned char* from = rows[row] + lane * 16;
+      const int bytes = live >> row & 1 ? 16 : 0;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; piece += 32)
+        if (piece + 32 <= kPieces || lane < kPieces - piece) cuda::cp_async_16(to + row * Rows::kStride + piece * 16, from + piece * 16, bytes);
     }
   }
 
   // This warp's share of the scores of a tile, scaled, into shared memory.
   __device__ void score(int stage) {
     const std::uint32_t s_tile = cuda::shared_address(s.rows[stage]);
-#pragma unroll
+#pragma unroll(kColumns >= 4 ? 1 : 2)
     for (int m = 0; m < kTokens / 16; ++m) {
       const std::uint32_t s_rows = s_tile + m * 16 * Rows::kStride;
+      constexpr int kAhead = kLoads;
+      Raw raw[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead - 1; ++i) Rows::load_keys(raw[i], s_rows, warp, i, lane);
+      Fragment rope;
+      if constexpr (Rows::kRope > 0)
+        cuda::ldmatrix_x4(rope.a, s_rows + (lane % 16) * Rows::kStride + Rows::kRopeOffset + warp * 32 + lane / 16 * 16);
+      float low = 1.f, high = 1.f;
+      if constexpr (Rows::kScaled) {
+        const unsigned char* scale = s.rows[stage] + (m * 16 + g) * Rows::kStride + Rows::kScaleOffset + 4 * warp;
+        low = *reinterpret_cast<const float*>(scale), high = *reinterpret_cast<const float*>(scale + 8 * Rows::kStride);
+        if (group == 0 && c == 0) s.scale[warp][m * 16 + g] = low * Rows::kWeightFactor, s.scale[warp][m * 16 + g + 8] = high * Rows::kWeightFactor;
+        low *= Rows::kKeyFactor, high *= Rows::kKeyFactor;
+      }
       float acc[kColumns][4] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        Fragment step[2];
-        Rows::keys(s_rows, warp, i, lane, step);
+        if (i + kAhead - 1 < 4) Rows::load_keys(raw[(i + kAhead - 1) % kAhead], s_rows, warp, i + kAhead - 1, lane);
 #pragma unroll
-        for (int k = 0; k < 2; ++k)
+        for (int k = 0; k < 2; ++k) {
+          const Fragment step = Rows::key(raw[i % kAhead], k);
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) cuda::mma_bf16(acc[n], step[k].a, q[2 * i + k][n][0], q[2 * i + k][n][1]);
+          for (int n = 0; n < kColumns; ++n) cuda::mma_bf16(acc[n], step.a, q[2 * i + k][n][0], q[2 * i + k][n][1]);
+        }
       }
       if constexpr (Rows::kScaled) {
-        const unsigned char* scale = s.rows[stage] + (m * 16 + g) * Rows::kStride + Rows::kScaleOffset + 4 * warp;
-        const float low = *reinterpret_cast<const float*>(scale);
-        const float high = *reinterpret_cast<const float*>(scale + 8 * Rows::kStride);
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) acc[n][0] *= low, acc[n][1] *= low, acc[n][2] *= high, acc[n][3] *= high;
       }
       if constexpr (Rows::kRope > 0) {
-        Fragment rope;
-        cuda::ldmatrix_x4(rope.a, s_rows + (lane % 16) * Rows::kStride + Rows::kRopeOffset + warp * 32 + lane / 16 * 16);
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) cuda::mma_bf16(acc[n], rope.a, q_rope[n][0], q_rope[n][1]);
+        for (int n = 0; n < kColumns; ++n) {
+          if constexpr (Smem::kHoldsRope) {
+            const uint2 pair = s.q_rope[n][thread];
+            cuda::mma_bf16(acc[n], rope.a, pair.x, pair.y);
+          } else {
+            cuda::mma_bf16(acc[n], rope.a, q_rope[n][0], q_rope[n][1]);
+          }
+        }
       }
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
@@ -142,33 +205,31 @@ struct Attention {
     }
   }
 
-  // Softmax of this warp's heads over the tile of lanes from `first` on: P (times the scales) and the rescale of O into
-  // shared memory.
-  __device__ void softmax(int stage, int first) {
-    float x[kMine];
+  // Scaled scores (to base 2) of this lane's head and places in the tile whose first lane is `first`, the `at`-th of this
+  // part; the bits say which places count.
+  __device__ unsigned scores_of(int at, int first, float (&x)[kMine]) const {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      const float* from = &s.scores[group][w][soft_head][soft_first];
       float share[kMine];
-      if constexpr (kMine % 4 == 0) {
-#pragma unroll
-        for (int j = 0; j < kMine; j += 4) *reinterpret_cast<float4*>(share + j) = *reinterpret_cast<const float4*>(from + j);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kMine; ++j) share[j] = from[j];
-      }
+      load<kMine>(share, &s.scores[group][w][soft_head][soft_first]);
 #pragma unroll
       for (int j = 0; j < kMine; ++j) x[j] = w == 0 ? share[j] : x[j] + share[j];
     }
-    const int visible = s.visible[group * kHeads + soft_head] - first - soft_first;
-    float most = -INFINITY;
-    bool live[kMine];
 #pragma unroll
-    for (int j = 0; j < kMine; ++j) {
-      live[j] = s.offset[stage][soft_first + j] >= 0 && j < visible;
-      x[j] = live[j] ? x[j] * p.scale_log2 : -INFINITY;
-      most = fmaxf(most, x[j]);
-    }
+    for (int j = 0; j < kMine; ++j) x[j] *= p.scale_log2;
+    const int visible = s.visible[group * kHeads + soft_head] - first - soft_first;
+    return visible <= 0 ? 0u : (live_rows(at) >> soft_first) & (~0u >> (visible < 32 ? 32 - visible : 0));
+  }
+
+  // Softmax of this warp's heads over a tile: P (times the scales) and the rescale of O into shared memory. True: some of
+  // P is so large a part of the sum so far that its rounding to bf16 would show.
+  __device__ bool softmax(int at, int first) {
+    float x[kMine];
+    const unsigned live = scores_of(at, first, x);
+    float most = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kMine; ++j)
+      if (live >> j & 1) most = fmaxf(most, x[j]);
 #pragma unroll
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
     most = fmaxf(most, peak);
@@ -176,49 +237,87 @@ struct Attention {
     const float rescale = cuda::exp2_approx(peak - shift);
     peak = most;
     sum *= rescale;
+    float largest = 0.f;
 #pragma unroll
     for (int j = 0; j < kMine; ++j) {
-      x[j] = live[j] ? cuda::exp2_approx(x[j] - shift) : 0.f;
+      x[j] = live >> j & 1 ? cuda::exp2_approx(x[j] - shift) : 0.f;
       sum += x[j];
+      largest = fmaxf(largest, x[j]);
     }
     if (lane % kLanesPerHead == 0) s.rescale[group * kHeads + soft_head] = rescale;
+#pragma unroll
+    for (int copy = 0; copy < Smem::kCopies; ++copy) {
+      float y[kMine];
+      weights_of(copy, x, y);
+      store_bf16<kMine>(&s.weights[group][copy][soft_head][soft_first], y);
+    }
 
-    constexpr int kStep = kMine < 4 ? kMine : 4;  // places at a time: more would not fit the registers
+    bool heavy = largest * kHeavyPart > sum;  // of this lane's share; of the whole sum where that is so
+    if (__any_sync(~0u, heavy)) {
+      float all = sum;
 #pragma unroll
-    for (int j = 0; j < kMine; j += kStep) {
-      if constexpr (Rows::kScaled) {
-        float4 scale[kStep];
+      for (int d = kLanesPerHead / 2; d > 0; d /= 2) all += __shfl_xor_sync(~0u, all, d);
+      heavy = largest * kHeavyPart > all;
+    }
+    return heavy;
+  }
+
+  // What rounding took from P, in place of the scores: each warp over those of its own heads.
+  __device__ void residue(int at, int first) {
+    float x[kMine];
+    const unsigned live = scores_of(at, first, x);
+    const float shift = peak == -INFINITY ? 0.f : peak;
+    __syncwarp();
 #pragma unroll
-        for (int i = 0; i < kStep; ++i) {
-          const unsigned char* row = s.rows[stage] + (soft_first + j + i) * Rows::kStride;
-          scale[i] = *reinterpret_cast<const float4*>(row + Rows::kScaleOffset);
-        }
+    for (int j = 0; j < kMine; ++j) x[j] = live >> j & 1 ? cuda::exp2_approx(x[j] - shift) : 0.f;
 #pragma unroll
-        for (int copy = 0; copy < 4; ++copy) {
-          float y[kStep];
+    for (int copy = 0; copy < Smem::kCopies; ++copy) {
+      float y[kMine];
+      weights_of(copy, x, y);
 #pragma unroll
-          for (int i = 0; i < kStep; ++i) y[i] = x[j + i] * (&scale[i].x)[copy];
-          store_weights<kStep>(&s.weights[group][copy][soft_head][soft_first + j], y);
-        }
-      } else {
-        store_weights<kStep>(&s.weights[group][0][soft_head][soft_first + j], x + j);
-      }
+      for (int j = 0; j < kMine; ++j) y[j] -= __bfloat162float(__float2bfloat16_rn(y[j]));
+      store_bf16<kMine>(reinterpret_cast<unsigned short*>(&s.scores[group][copy][soft_head][0]) + soft_first, y);
     }
   }
 
+  // P times the scales of one group.
+  __device__ void weights_of(int copy, const float (&x)[kMine], float (&y)[kMine]) const {
+    if constexpr (Rows::kScaled) load<kMine>(y, &s.scale[copy][soft_first]);
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) y[j] = Rows::kScaled ? x[j] * y[j] : x[j];
+  }
+
   template <int Count>
-  __device__ static void store_weights(unsigned short* to, const float* y) {
+  __device__ static void load(float* to, const float* from) {
+    if constexpr (Count % 4 == 0) {
+#pragma unroll
+      for (int j = 0; j < Count; j += 4) {
+        const float4 x = *reinterpret_cast<const float4*>(from + j);
+        to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
+      }
+    } else if constexpr (Count == 2) {
+      const float2 x = *reinterpret_cast<const float2*>(from);
+      to[0] = x.x, to[1] = x.y;
+    } else {
+      to[0] = *from;
+    }
+  }
+  template <int Count>
+  __device__ static void store_bf16(unsigned short* to, const float* y) {
     if constexpr (Count == 1) {
       *to = static_cast<unsigned short>(cuda::pack_bf16x2(y[0], 0.f));
     } else if constexpr (Count == 2) {
       *reinterpret_cast<unsigned*>(to) = cuda::pack_bf16x2(y[0], y[1]);
-    } else {
+    } else if constexpr (Count == 4) {
       *reinterpret_cast<uint2*>(to) = {cuda::pack_bf16x2(y[0], y[1]), cuda::pack_bf16x2(y[2], y[3])};
+    } else {
+      static_assert(Count == 8);
+      *reinterpret_cast<uint4*>(to) = {cuda::pack_bf16x2(y[0], y[1]), cuda::pack_bf16x2(y[2], y[3]),
+                                       cuda::pack_bf16x2(y[4], y[5]), cuda::pack_bf16x2(y[6], y[7])};
     }
   }
 
-  // O = O * rescale + V^T P^T over a tile.
-  __device__ void accumulate(int stage) {
+  __device__ void rescale_o() {
     float2 rescale[kColumns];
     bool changed = false;
 #pragma unroll
@@ -233,53 +332,80 @@ struct Attention {
         for (int n = 0; n < kColumns; ++n)
           o[m][n][0] *= rescale[n].x, o[m][n][1] *= rescale[n].y, o[m][n][2] *= rescale[n].x, o[m][n][3] *= rescale[n].y;
     }
+  }
+
+  // O += V^T P^T over a tile. P of head h starts at s_weights + h * head_bytes.
+  __device__ void accumulate(int stage, std::uint32_t s_weights, int head_bytes) {
     const std::uint32_t s_tile = cuda::shared_address(s.rows[stage]);
-    const std::uint32_t s_weights = cuda::shared_address(s.weights[group][Rows::kScaled ? warp : 0]);
-#pragma unroll
+#pragma unroll(kColumns >= 4 ? 1 : 2)
     for (int k = 0; k < kTokens / 16; ++k) {
+      const std::uint32_t s_rows = s_tile + k * 16 * Rows::kStride;
+      constexpr int kAhead = kLoads;
+      Raw raw[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead - 1; ++i) Rows::load_values(raw[i], s_rows, warp, i, lane);
       std::uint32_t weight[kColumns][2];
 #pragma unroll
       for (int n = 0; n < kColumns; n += 2) {
         std::uint32_t r[4];  // heads 8n .. 8n + 15 (or the same 8 twice), rows 0-7 and 8-15 of the step
         const int head = n * 8 + (kColumns > 1 ? lane / 16 * 8 : 0) + lane % 8;
-        cuda::ldmatrix_x4(r, s_weights + 2 * (head * (kTokens + 8) + 16 * k + lane / 8 % 2 * 8));
+        cuda::ldmatrix_x4(r, s_weights + head * head_bytes + 2 * (16 * k + lane / 8 % 2 * 8));
         weight[n][0] = r[0], weight[n][1] = r[1];
         if constexpr (kColumns > 1) weight[n + 1][0] = r[2], weight[n + 1][1] = r[3];
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        Fragment column[2];
-        Rows::values(s_tile + k * 16 * Rows::kStride, warp, i, lane, column);
+        if (i + kAhead - 1 < 4) Rows::load_values(raw[(i + kAhead - 1) % kAhead], s_rows, warp, i + kAhead - 1, lane);
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
+        for (int m = 0; m < 2; ++m) {
+          const Fragment column = Rows::value(raw[i % kAhead], m);
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) cuda::mma_bf16(o[2 * i + m][n], column[m].a, weight[n][0], weight[n][1]);
+          for (int n = 0; n < kColumns; ++n) cuda::mma_bf16(o[2 * i + m][n], column.a, weight[n][0], weight[n][1]);
+        }
       }
     }
   }
 
-  // Two neighbouring columns of a head, from a fragment's rows g and g + 8.
-  template <class Store>
-  __device__ void store_pairs(Store&& store) {
+  // Column of a fragment's row pair of 16 within the row, and the pair's values as neighbours.
+  __device__ int first_column() const { return warp * kWarpLatent + (Rows::kPairedColumns ? 2 * g : g % 2 ? g + 7 : g); }
+  __device__ float2 neighbours(float low, float high) const {
+    if constexpr (Rows::kPairedColumns) return {low, high};
+    const bool odd = g % 2;  // columns g and g + 8: trade with the lane of the neighbouring row
+    const float got = __shfl_xor_sync(~0u, odd ? low : high, 4);
+    return odd ? float2{got, high} : float2{low, got};
+  }
+
+  // Result of head `local` of the CTA, from column first_column() on: null past the last head.
+  template <class T>
+  __device__ void store_all(T* (&to)[kColumns][2]) const {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int local = group * kHeads + n * 8 + 2 * c + j;
-        const float factor = s.rescale[local];
+        const float factor = s.rescale[group * kHeads + n * 8 + 2 * c + j];
 #pragma unroll
         for (int m = 0; m < 8; ++m) {
-          float low = o[m][n][j] * factor, high = o[m][n][j + 2] * factor;
-          int column = warp * kWarpLatent + m * 16 + 2 * g;
-          if constexpr (!Rows::kPairedColumns) {  // g and g + 8: trade with the lane of the neighbouring row
-            const bool odd = g % 2;
-            const float got = __shfl_xor_sync(~0u, odd ? low : high, 4);
-            low = odd ? got : low, high = odd ? high : got;
-            column = warp * kWarpLatent + m * 16 + (odd ? 8 + g - 1 : g);
-          }
-          store(local, column, low, high);
+          const float2 x = neighbours(o[m][n][j] * factor, o[m][n][j + 2] * factor);
+          if (!to[n][j]) continue;
+          if constexpr (sizeof(T) == 4) *reinterpret_cast<float2*>(to[n][j] + m * 16) = x;
+          else *reinterpret_cast<unsigned*>(to[n][j] + m * 16) = cuda::pack_bf16x2(x.x, x.y);
         }
       }
+  }
+  template <class T>
+  __device__ void store_out() const {
+    T* to[kColumns][2];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int local = group * kHeads + n * 8 + 2 * c + j, head = first_head + local;
+        to[n][j] = nullptr;
+        if (head >= p.fold * p.heads) continue;
+        const HeadPlace at = place_of(p, part.unit, head);
+        to[n][j] = static_cast<T*>(p.out) + at.token * p.out_token + at.head * p.out_head + first_column();
+      }
+    store_all(to);
   }
 
   __device__ void write(int item, int groups, int cta_group) {
@@ -287,31 +413,32 @@ struct Attention {
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     const int local = group * kHeads + soft_head, head = first_head + local;
     const bool live = head < p.fold * p.heads;
-    const HeadPlace at = place_of(p, part.unit, live ? head : 0);
+    const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * Tile::kCtaHeads;
     if (lane % kLanesPerHead == 0) {
+      const HeadPlace at = place_of(p, part.unit, live ? head : 0);
       if (part.parts == 1) {
-        s.rescale[local] = inverse_with_sink(p, sum, peak, at.head);
+        s.rescale[local] = inverse_with_sink(p, sum, peak, at.head) * Rows::kValueFactor;
         if (p.lse && live) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, peak) * kLn2;
       } else {
-        s.rescale[local] = sum == 0.f ? 0.f : 1.f / sum;
-        if (live) p.partial_log2[(static_cast<std::int64_t>(item) * groups + cta_group) * Tile::kCtaHeads + local] = log2_of(sum, peak);
+        s.rescale[local] = sum == 0.f ? 0.f : Rows::kValueFactor / sum;
+        if (live) p.partial_log2[partial + local] = log2_of(sum, peak);
       }
     }
     __syncthreads();
     if (part.parts == 1) {
-      store_pairs([&](int cta_head, int column, float low, float high) {
-        if (first_head + cta_head >= p.fold * p.heads) return;
-        const HeadPlace to = place_of(p, part.unit, first_head + cta_head);
-        const std::int64_t i = to.token * p.out_token + to.head * p.out_head + column;
-        if (p.out_f32) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + i) = {low, high};
-        else *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(p.out) + i) = cuda::pack_bf16x2(low, high);
-      });
+      if (p.out_f32) store_out<float>();
+      else store_out<unsigned short>();
       return;
     }
-    float* to = p.partial + (static_cast<std::int64_t>(item) * groups + cta_group) * Tile::kCtaHeads * kLatent;
-    store_pairs([&](int cta_head, int column, float low, float high) {
-      if (first_head + cta_head < p.fold * p.heads) *reinterpret_cast<float2*>(to + cta_head * kLatent + column) = {low, high};
-    });
+    float* to[kColumns][2];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int h = group * kHeads + n * 8 + 2 * c + j;
+        to[n][j] = first_head + h < p.fold * p.heads ? p.partial + (partial + h) * kLatent + first_column() : nullptr;
+      }
+    store_all(to);
     if (!p.merge_here) return;
 
     // Store, fence, count; whoever counts last sees all parts and merges them.
@@ -323,56 +450,55 @@ struct Attention {
     if (!s.is_last) return;
     if (thread == 0) *ticket = 0;
     __threadfence();
-    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads);
+    static_assert(sizeof(s.scores) >= kMergeBytes / kLatentBytes * sizeof(float));
+    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0]);
   }
 
   __device__ void run(int item, int groups, int cta_group) {
+    const std::int64_t tiles = (part.lanes + kTokens - 1) / kTokens;
+    const int begin = static_cast<int>(tiles * part.index / part.parts) * kTokens;
+    const int end = min(part.lanes, static_cast<int>(tiles * (part.index + 1) / part.parts) * kTokens);
+    look_up(begin, end, 0);
     if (thread < Tile::kCtaHeads) {
       const int head = first_head + thread;
       s.visible[thread] = head < p.fold * p.heads ? lanes_of_token(p, part.unit, head / p.heads) : 0;
     }
-    const std::int64_t tiles = (part.lanes + kTokens - 1) / kTokens;
-    int first = static_cast<int>(tiles * part.index / part.parts) * kTokens;  // lane of the tile at hand
-    const int end = min(part.lanes, static_cast<int>(tiles * (part.index + 1) / part.parts) * kTokens);
-
-    // The slots of the tile to gather next are read a tile ahead, by one warp.
-    std::int64_t named = -1;
-    const auto read = [&](int tile) {
-      if (thread < kTokens && tile + thread < end) named = read_lane(p, part.unit, tile + thread);
-    };
-    const auto place = [&](int tile, int stage) {
-      if (thread < kTokens) s.offset[stage][thread] = tile + thread < end ? row_offset(p, named, tile + thread) : -1;
-    };
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {
-      read(first + i * kTokens);
-      place(first + i * kTokens, i);
-    }
-    read(first + (kStages - 1) * kTokens);
     __syncthreads();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) {
-      if (first + i * kTokens < end) gather(i);
+      if (begin + i * kTokens < end) gather(i * kTokens, i);
       cuda::cp_async_commit();
     }
     load_q();
+    scale_q();
     cuda::cp_async_wait<kStages - 2>();
     __syncthreads();
 
     int stage = 0;
 #pragma unroll 1
-    for (; first < end; first += kTokens) {
+    for (int first = begin; first < end; first += kTokens) {
       const int free = stage == 0 ? kStages - 1 : stage - 1, next = first + (kStages - 1) * kTokens;
       score(stage);
-      place(next, free);
-      read(next + kTokens);
+      if ((next - begin) % kLookUp == 0) look_up(next, end, (next - begin) / kLookUp);
       __syncthreads();  // A
-      if (next < end) gather(free);
+      if (next < end) gather(next - begin, free);
       cuda::cp_async_commit();
-      softmax(stage, first);
+      const bool heavy = softmax(first - begin, first);
       cuda::cp_async_wait<kStages - 2>();
-      __syncthreads();  // B
-      accumulate(stage);
+      const int passes = __syncthreads_or(heavy) ? 2 : 1;  // B
+      rescale_o();
+      const int copy = Rows::kScaled ? warp : 0;
+      std::uint32_t weights = cuda::shared_address(s.weights[group][copy]), head_bytes = 2 * (kTokens + 8);
+#pragma unroll 1
+      for (int pass = 0; pass < passes; ++pass) {
+        if (pass > 0) {
+          residue(first - begin, first);
+          weights = cuda::shared_address(s.scores[group][copy]), head_bytes = 4 * (kTokens + 4);
+          __syncthreads();
+        }
+        accumulate(stage, weights, static_cast<int>(head_bytes));
+      }
+      if (passes > 1) __syncthreads();  // the next tile's scores may be written
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     __syncthreads();  // the last reads of s.rescale are done
@@ -385,11 +511,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas) attention_kernel(
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);
   const int item = blockIdx.x / groups, group = blockIdx.x % groups;
-  const Part part = find_part(p, item, false, Tile::kTokens, s.plan);
+  find_part(p, item, false, Tile::kTokens, s.plan);
+  const Part& part = s.plan.part;
   if (part.parts == 0) return;  // the whole CTA
-  if (threadIdx.x == 0) s.part = part;
+  if (threadIdx.x == 0) s.list = list_of(p, part.unit);
   __syncthreads();
-  Attention<Rows, Tile> attention(p, s, s.part, group * Tile::kCtaHeads);
+  Attention<Rows, Tile> attention(p, s, part, group * Tile::kCtaHeads);
   attention.run(item, groups, group);
 }
 

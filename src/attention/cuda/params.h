@@ -10,6 +10,15 @@
 
 namespace sievemla::stage::attention {
 
+// n / divisor by a multiplication: exact for n * divisor < 2^64. "None" divides to 0 and leaves n as the remainder.
+struct Divider {
+  std::uint64_t factor = 0;  // ceil(2^64 / divisor)
+  int divisor = 0;
+};
+constexpr Divider divider(int divisor) {
+  return divisor <= 1 ? Divider{0, divisor} : Divider{~std::uint64_t{0} / static_cast<std::uint64_t>(divisor) + 1, divisor};
+}
+
 struct CudaParams {
   // q: row (token, head) at q + token * q_token + head * q_head, in elements; the rope part has a place of its own.
   const void* q;
@@ -19,9 +28,10 @@ struct CudaParams {
   // cache
   const unsigned char* rows;
   std::int64_t page_bytes, row_bytes, slots;
-  int page_size;  // 1 where pages follow each other without a gap: then row_bytes alone places a slot
+  Divider page;  // by the page size; none where pages follow each other without a gap: row_bytes alone then places a slot
 
-  // slot list (indices not null): lane j of unit u at (u / unit_tokens) * request + (u % unit_tokens) * token + j * lane
+  // slot list (indices not null): lane j of unit u at (u / unit_tokens) * request + (u % unit_tokens) * token + j * lane,
+  // in elements
   const void* indices;
   bool wide_indices;  // i64
   std::int64_t index_request, index_token, index_lane;
@@ -30,7 +40,8 @@ struct CudaParams {
   // block table (indices null)
   const int* table;
   std::int64_t table_request, pages;
-  int table_pages, table_page_size;
+  int table_pages;
+  Divider table_page;  // by the page size, always
   const int* lengths;  // [units]
 
   int units, fold, heads;

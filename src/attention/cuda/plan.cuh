@@ -24,19 +24,15 @@ __device__ inline int warp_sum(int x) {
   return x;
 }
 
-// Finds item `item` (by_unit: the first item of unit `item`). All threads of the CTA call, and get the same answer; past
-// the last item parts is 0.
-__device__ inline Part find_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
-  if (p.parts > 0) {
-    const int unit = by_unit ? item : item / p.parts;
-    return {unit, by_unit ? 0 : item % p.parts, p.parts, unit * p.parts, lanes_of_unit(p, unit)};
-  }
+// Works out the plan from the lengths.
+__device__ __noinline__ void find_uneven_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread / 32, warps = threads / 32, lane = thread % 32;
   const auto tiles_of = [&](int unit) { return unit < p.units ? (lanes_of_unit(p, unit) + tile - 1) / tile : 0; };
 
   int chunk = p.chunk;
   if (chunk == 0) {
     int tiles = 0;
+#pragma unroll 1
     for (int unit = thread; unit < p.units; unit += threads) tiles += tiles_of(unit);
     tiles = warp_sum(tiles);
     if (lane == 0) s.warp[warp] = tiles;
@@ -49,6 +45,7 @@ __device__ inline Part find_part(const CudaParams& p, int item, bool by_unit, in
 
   if (thread == 0) s.part.parts = 0;
   int before = 0;  // items of the units passed so far
+#pragma unroll 1
   for (int first = 0; first < p.units; first += threads) {
     const int unit = first + thread;
     const int parts = unit < p.units ? max(1, (tiles_of(unit) + chunk - 1) / chunk) : 0;
@@ -71,8 +68,18 @@ __device__ inline Part find_part(const CudaParams& p, int item, bool by_unit, in
     before += all;
     __syncthreads();
   }
+}
+
+// Finds item `item` (by_unit: the first item of unit `item`) and leaves it in s.part; past the last item parts is 0. All
+// threads of the CTA call.
+__device__ inline void find_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
+  if (p.parts == 0) {
+    find_uneven_part(p, item, by_unit, tile, s);
+  } else if (threadIdx.x == 0) {
+    const int unit = by_unit ? item : item / p.parts;
+    s.part = {unit, by_unit ? 0 : item % p.parts, p.parts, unit * p.parts, lanes_of_unit(p, unit)};
+  }
   __syncthreads();
-  return s.part;
 }
 
 }  // namespace sievemla::stage::attention

@@ -12,9 +12,9 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 
 // ---- global -> shared, asynchronously ---------------------------------------------------------------
 
-// Copies 16 bytes past L1; zeros instead where `live` is false, and then g_from is not read.
-__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, bool live) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(live ? 16 : 0) : "memory");
+// Copies the first `bytes` (16 or 0) of 16 bytes past L1 and fills up with zeros: with 0 g_from is not read.
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Left` of the newest groups are in flight.
@@ -46,7 +46,7 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
 //   a: (g, 2c..) (g + 8, 2c..) (g, 2c + 8..) (g + 8, 2c + 8..)   b: (2c.., g) (2c + 8.., g)
 //   d: (g, 2c) (g, 2c + 1) (g + 8, 2c) (g + 8, 2c + 1)
 __device__ inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
