@@ -42,7 +42,8 @@ struct AttentionSmem {
   alignas(16) unsigned short weights[Tile::kGroups][kCopies][Tile::kHeads][Tile::kTokens + 8];
   float rescale[Tile::kCtaHeads];  // of O for this tile; in the end 1 / sum
   int visible[Tile::kCtaHeads];    // lanes that the head may see
-  alignas(16) float scale[Rows::kScaled ? 4 : 1][Tile::kTokens];  // of this tile's rows, turned around
+  alignas(16) float scale[Tile::kGroups][Rows::kScaled ? 4 : 1][Tile::kTokens];  // of the group's tile, turned around
+  alignas(4) bool heavy[Tile::kGroups][4];  // by warp: the tile's P has to go through V twice
   alignas(16) const unsigned char* from[kLookUp];  // rows of the lanes looked up last; any address for a hole
   unsigned live[2][kLookUp / 32];  // bit per lane: not a hole; of the lanes looked up last and of those before
   const void* list;                // of the unit
@@ -91,10 +92,10 @@ struct Attention {
       const HeadPlace at = place_of(p, part.unit, head);
       const auto* latent = static_cast<const __nv_bfloat16*>(p.q) + at.token * p.q_token + at.head * p.q_head + warp * kWarpLatent;
 #pragma unroll
-      for (int step = 0; step < 8; ++step)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          q[step][n][half] = __ldg(reinterpret_cast<const unsigned*>(latent + step * 16 + Rows::key_column(c, half)));
+      for (int step = 0; step < 8; ++step) {
+        const uint2 pair = Rows::query(latent + step * 16, c);
+        q[step][n][0] = pair.x, q[step][n][1] = pair.y;
+      }
       if constexpr (Rows::kRope > 0) {
         const auto* rope = static_cast<const __nv_bfloat16*>(p.q_rope) + at.token * p.q_rope_token + at.head * p.q_rope_head + warp * 16;
         const uint2 pair = {__ldg(reinterpret_cast<const unsigned*>(rope + 2 * c)), __ldg(reinterpret_cast<const unsigned*>(rope + 2 * c + 8))};
@@ -117,10 +118,16 @@ struct Attention {
     }
   }
 
+  // Waits for the group's other warps.
+  __device__ void group_barrier() const {
+    if constexpr (Tile::kGroups == 1) __syncthreads();
+    else cuda::named_barrier(1 + group, 128);
+  }
+
   // Finds the rows of kLookUp lanes from `first` on, the `block`-th such run of this part.
-  __device__ void look_up(int first, int end, int block) {
+  __device__ void look_up(int first, int end, int block, int helper, int helpers) {
 #pragma unroll 1
-    for (int i = thread; i < kLookUp; i += Tile::kThreads) {
+    for (int i = helper; i < kLookUp; i += helpers) {
       const int at = first + i;
       if (at - lane >= end) break;  // the whole warp
       const std::int64_t offset = at < end ? row_offset(p, read_lane(p, s.list, at), at) : -1;
@@ -133,7 +140,7 @@ struct Attention {
   __device__ unsigned live_rows(int at) const { return s.live[at / kLookUp % 2][at % kLookUp / 32] >> at % 32; }
 
   // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp takes
-  // neighbouring rows, a lane 16-byte pieces of them.
+  // neighbouring rows, a lane 16-byte pieces of them; so each group copies its share of the rows.
   __device__ void gather(int at, int stage) {
     constexpr int kPieces = Rows::kBytes / 16, kRows = kTokens / (Tile::kThreads / 32);
     const int first = thread / 32 * kRows;
@@ -167,7 +174,10 @@ struct Attention {
       if constexpr (Rows::kScaled) {
         const unsigned char* scale = s.rows[stage] + (m * 16 + g) * Rows::kStride + Rows::kScaleOffset + 4 * warp;
         low = *reinterpret_cast<const float*>(scale), high = *reinterpret_cast<const float*>(scale + 8 * Rows::kStride);
-        if (group == 0 && c == 0) s.scale[warp][m * 16 + g] = low * Rows::kWeightFactor, s.scale[warp][m * 16 + g + 8] = high * Rows::kWeightFactor;
+        if (c == 0) {
+          s.scale[group][warp][m * 16 + g] = low * Rows::kWeightFactor;
+          s.scale[group][warp][m * 16 + g + 8] = high * Rows::kWeightFactor;
+        }
         low *= Rows::kKeyFactor, high *= Rows::kKeyFactor;
       }
       float acc[kColumns][4] = {};
@@ -221,9 +231,9 @@ struct Attention {
     return visible <= 0 ? 0u : (live_rows(at) >> soft_first) & (~0u >> (visible < 32 ? 32 - visible : 0));
   }
 
-  // Softmax of this warp's heads over a tile: P (times the scales) and the rescale of O into shared memory. True: some of
-  // P is so large a part of the sum so far that its rounding to bf16 would show.
-  __device__ bool softmax(int at, int first) {
+  // Softmax of this warp's heads over a tile: P (times the scales), the rescale of O, and whether some of P is so large a
+  // part of the sum so far that its rounding to bf16 would show, into shared memory.
+  __device__ void softmax(int at, int first) {
     float x[kMine];
     const unsigned live = scores_of(at, first, x);
     float most = -INFINITY;
@@ -259,7 +269,8 @@ struct Attention {
       for (int d = kLanesPerHead / 2; d > 0; d /= 2) all += __shfl_xor_sync(~0u, all, d);
       heavy = largest * kHeavyPart > all;
     }
-    return heavy;
+    const bool any = __any_sync(~0u, heavy);
+    if (lane == 0) s.heavy[group][warp] = any;
   }
 
   // What rounding took from P, in place of the scores: each warp over those of its own heads.
@@ -282,7 +293,7 @@ struct Attention {
 
   // P times the scales of one group.
   __device__ void weights_of(int copy, const float (&x)[kMine], float (&y)[kMine]) const {
-    if constexpr (Rows::kScaled) load<kMine>(y, &s.scale[copy][soft_first]);
+    if constexpr (Rows::kScaled) load<kMine>(y, &s.scale[group][copy][soft_first]);
 #pragma unroll
     for (int j = 0; j < kMine; ++j) y[j] = Rows::kScaled ? x[j] * y[j] : x[j];
   }
@@ -454,53 +465,94 @@ struct Attention {
     merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0]);
   }
 
-  __device__ void run(int item, int groups, int cta_group) {
-    const std::int64_t tiles = (part.lanes + kTokens - 1) / kTokens;
-    const int begin = static_cast<int>(tiles * part.index / part.parts) * kTokens;
-    const int end = min(part.lanes, static_cast<int>(tiles * (part.index + 1) / part.parts) * kTokens);
-    look_up(begin, end, 0);
-    if (thread < Tile::kCtaHeads) {
-      const int head = first_head + thread;
-      s.visible[thread] = head < p.fold * p.heads ? lanes_of_token(p, part.unit, head / p.heads) : 0;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) {
-      if (begin + i * kTokens < end) gather(i * kTokens, i);
-      cuda::cp_async_commit();
-    }
-    load_q();
-    scale_q();
-    cuda::cp_async_wait<kStages - 2>();
-    __syncthreads();
+  // O takes in a tile: rescale, V^T P^T, and once more with the residue of P where some of it is heavy.
+  __device__ void take(int stage, int at, int first) {
+    rescale_o();
+    const int copy = Rows::kScaled ? warp : 0;
+    accumulate(stage, cuda::shared_address(s.weights[group][copy]), 2 * (kTokens + 8));
+    if (*reinterpret_cast<const unsigned*>(s.heavy[group]) == 0) return;
+    residue(at, first);
+    group_barrier();
+    accumulate(stage, cuda::shared_address(s.scores[group][copy]), 4 * (kTokens + 4));
+    group_barrier();  // the next tile's scores may be written
+  }
 
+  // One group: the phases follow each other, and other CTAs of the multiprocessor fill the gaps.
+  __device__ void loop(int begin, int end) {
     int stage = 0;
 #pragma unroll 1
     for (int first = begin; first < end; first += kTokens) {
       const int free = stage == 0 ? kStages - 1 : stage - 1, next = first + (kStages - 1) * kTokens;
       score(stage);
-      if ((next - begin) % kLookUp == 0) look_up(next, end, (next - begin) / kLookUp);
+      if ((next - begin) % kLookUp == 0) look_up(next, end, (next - begin) / kLookUp, thread, Tile::kThreads);
       __syncthreads();  // A
       if (next < end) gather(next - begin, free);
       cuda::cp_async_commit();
-      const bool heavy = softmax(first - begin, first);
+      softmax(first - begin, first);
       cuda::cp_async_wait<kStages - 2>();
-      const int passes = __syncthreads_or(heavy) ? 2 : 1;  // B
-      rescale_o();
-      const int copy = Rows::kScaled ? warp : 0;
-      std::uint32_t weights = cuda::shared_address(s.weights[group][copy]), head_bytes = 2 * (kTokens + 8);
-#pragma unroll 1
-      for (int pass = 0; pass < passes; ++pass) {
-        if (pass > 0) {
-          residue(first - begin, first);
-          weights = cuda::shared_address(s.scores[group][copy]), head_bytes = 4 * (kTokens + 4);
-          __syncthreads();
-        }
-        accumulate(stage, weights, static_cast<int>(head_bytes));
-      }
-      if (passes > 1) __syncthreads();  // the next tile's scores may be written
+      __syncthreads();  // B
+      take(stage, first - begin, first);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
+  }
+
+  // Two groups take turns: while one multiplies (O of the tile before, then the scores of this one), the other does the
+  // softmax of its tile and its share of the gathering. Half-step h: group h % 2 multiplies, tile t = h / 2 of it.
+  //
+  //   h        2t          2t + 1       2t + 2          2t + 3
+  //   group 0  score t     softmax t    take t, ...
+  //   group 1              score t      softmax t       take t, ...
+  //
+  // So tile t is read from h = 2t to 2t + 3, and with four stages tile t + 4 may be gathered from 2t + 4 on: group 1 does so
+  // at h = 2 (t + 4) - 4, group 0 at - 3.
+  __device__ void loop_in_turns(int begin, int end) {
+    static_assert(kStages == 4);
+    const int tiles = (end - begin + kTokens - 1) / kTokens;
+#pragma unroll 1
+    for (int h = 0; h <= 2 * tiles + 1; ++h) {
+      const int turn = h - group;  // even: multiply; the tile is turn / 2
+      if (turn % 2 == 0) {
+        const int t = turn / 2;
+        if (t > 0) take((t - 1) % 4, (t - 1) * kTokens, begin + (t - 1) * kTokens);
+        if (t < tiles) score(t % 4);
+      } else if (turn > 0) {
+        const int t = turn / 2, next = t + 2 + group;
+        if (group == 1 && next * kTokens % kLookUp == 0) {
+          look_up(begin + next * kTokens, end, next * kTokens / kLookUp, thread % 128, 128);
+          group_barrier();
+        }
+        if (next < tiles) gather(next * kTokens, next % 4);
+        cuda::cp_async_commit();
+        if (t < tiles) softmax(t * kTokens, begin + t * kTokens);
+      }
+      if (h % 2 == 1) cuda::cp_async_wait<1>();  // the rows of tile (h + 1) / 2
+      __syncthreads();
+    }
+  }
+
+  __device__ void run(int item, int groups, int cta_group) {
+    const std::int64_t tiles = (part.lanes + kTokens - 1) / kTokens;
+    const int begin = static_cast<int>(tiles * part.index / part.parts) * kTokens;
+    const int end = min(part.lanes, static_cast<int>(tiles * (part.index + 1) / part.parts) * kTokens);
+    load_q();
+    look_up(begin, end, 0, thread, Tile::kThreads);
+    if (thread < Tile::kCtaHeads) {
+      const int head = first_head + thread;
+      s.visible[thread] = head < p.fold * p.heads ? lanes_of_token(p, part.unit, head / p.heads) : 0;
+    }
+    __syncthreads();
+    const int ahead = Tile::kGroups == 1 ? kStages - 1 : 2 + group;  // tiles gathered before the loop
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) {
+      if (begin + i * kTokens < end) gather(i * kTokens, i);
+      cuda::cp_async_commit();
+    }
+    scale_q();
+    cuda::cp_async_wait<Tile::kGroups == 1 ? kStages - 2 : 1>();
+    if (Tile::kGroups == 2 && group == 1) cuda::cp_async_wait<2>();
+    __syncthreads();
+    if constexpr (Tile::kGroups == 1) loop(begin, end);
+    else loop_in_turns(begin, end);
     __syncthreads();  // the last reads of s.rescale are done
     write(item, groups, cta_group);
   }

@@ -50,45 +50,57 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
   const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
   const int heads = min(count, p.fold * p.heads - group * group_heads - first);
 
+  // s_weight[head][part]: first the part's log2, then its weight.
 #pragma unroll 1
   for (int i = thread; i < parts * heads; i += blockDim.x)
-    s_weight[i] = __ldcg(p.partial_log2 + base + i % heads + i / heads * step);
+    s_weight[i] = __ldcg(p.partial_log2 + base + i / parts + i % parts * step);
   __syncthreads();
 #pragma unroll 1
   for (int h = thread; h < heads; h += blockDim.x) {
+    float* weight = s_weight + h * parts;
     float peak = -INFINITY, sum = 0.f;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) peak = fmaxf(peak, s_weight[i * heads + h]);
+    for (int i = 0; i < parts; ++i) peak = fmaxf(peak, weight[i]);
     const float shift = peak == -INFINITY ? 0.f : peak;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) sum += s_weight[i * heads + h] = cuda::exp2_approx(s_weight[i * heads + h] - shift);
+    for (int i = 0; i < parts; ++i) sum += weight[i] = cuda::exp2_approx(weight[i] - shift);
     const HeadPlace at = place_of(p, part.unit, group * group_heads + first + h);
     const float inverse = inverse_with_sink(p, sum, shift, at.head);
     if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) s_weight[i * heads + h] *= inverse;
+    for (int i = 0; i < parts; ++i) weight[i] *= inverse;
   }
   __syncthreads();
 
+  // A thread adds up columns 4t .. 4t + 3 of every head in turn, part by part; its loads run ahead, across heads.
+  constexpr int kAhead = 32;
+  const int share = blockDim.x / 128;
+  const float4* from = reinterpret_cast<const float4*>(p.partial) + base * (512 / 4) + thread % 128;
+  const auto load = [&](int h, int i) { return __ldcg(from + (h + i * step) * (512 / 4)); };
+  float4 sum = {0.f, 0.f, 0.f, 0.f};
+  int h = thread / 128, i = 0;
 #pragma unroll 1
-  for (int h = thread / 128; h < heads; h += blockDim.x / 128) {
-    const float4* from = reinterpret_cast<const float4*>(p.partial) + (base + h) * (512 / 4) + thread % 128;
-    float4 sum = {0.f, 0.f, 0.f, 0.f};
-    constexpr int kAhead = 16;  // loads in flight a thread
-#pragma unroll 1
-    for (int i = 0; i < parts; i += kAhead) {
-      float4 x[kAhead];
+  while (h < heads) {
+    float4 x[kAhead];
+    int to_h = h, to_i = i;
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j)
-        if (i + j < parts) x[j] = __ldcg(from + (i + j) * step * (512 / 4));
+    for (int j = 0; j < kAhead; ++j) {
+      if (to_h < heads) x[j] = load(to_h, to_i);
+      if (++to_i == parts) to_i = 0, to_h += share;
+    }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const float weight = i + j < parts ? s_weight[(i + j) * heads + h] : 0.f;
+    for (int j = 0; j < kAhead; ++j) {
+      if (h < heads) {
+        const float weight = s_weight[h * parts + i];
         if (weight != 0.f)  // an empty part has no row: what lies there may be NaN
           sum.x += weight * x[j].x, sum.y += weight * x[j].y, sum.z += weight * x[j].z, sum.w += weight * x[j].w;
+        if (++i == parts) {
+          store4(p, place_of(p, part.unit, group * group_heads + first + h), thread % 128 * 4, sum);
+          sum = {0.f, 0.f, 0.f, 0.f};
+          i = 0, h += share;
+        }
       }
     }
-    store4(p, place_of(p, part.unit, group * group_heads + first + h), thread % 128 * 4, sum);
   }
 }
 

@@ -5,6 +5,8 @@
 // A warp owns 128 latent dimensions and a quarter of the rope of every row of a tile. It reads them twice: as keys (rows on
 // M, dimensions on K) and as values (dimensions on M, rows on K).
 #pragma once
+#include <cuda_bf16.h>
+
 #include "cuda/mma/e4m3.cuh"
 #include "cuda/ptx/ptx.cuh"
 #include "kv/fp8_rows.h"
@@ -41,8 +43,10 @@ struct Bf16Rows {
   static constexpr std::uint32_t kQueryFactor = 0;  // none
   static constexpr float kKeyFactor = 1.f, kWeightFactor = 1.f, kValueFactor = 1.f;
 
-  // Column of the row that MMA key position (2c, 2c + 1 | 2c + 8, 2c + 9) of a step of 16 stands for.
-  __device__ static int key_column(int c, int half) { return 2 * c + 8 * half; }
+  // Of a query's step of 16, what stands at MMA key positions (2c, 2c + 1) and (2c + 8, 2c + 9).
+  __device__ static uint2 query(const __nv_bfloat16* step, int c) {
+    return {__ldg(reinterpret_cast<const unsigned*>(step + 2 * c)), __ldg(reinterpret_cast<const unsigned*>(step + 2 * c + 8))};
+  }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
@@ -87,7 +91,7 @@ struct Fp8Rows {
   static_assert(Map::kScaleGroup == kWarpLatent, "a warp's latent has one scale");
 
   // One 16-byte piece is a step of 16: the thread's four bytes 4c .. 4c + 3 make the positions 2c, 2c + 1, 2c + 8, 2c + 9.
-  __device__ static int key_column(int c, int half) { return 4 * c + 2 * half; }
+  __device__ static uint2 query(const __nv_bfloat16* step, int c) { return __ldg(reinterpret_cast<const uint2*>(step + 4 * c)); }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
     std::uint32_t r[4];
     cu::ldmatrix_x4(r, s_rows + (lane % 16) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);

@@ -11,10 +11,10 @@ struct Sm90 : Sm80 {
   static constexpr int kSmemBytes = 227 * 1024;
   static constexpr int kSmemSmBytes = 228 * 1024;
 
-  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 3>, AttentionTile<16, 1, 32, 3, 2>, AttentionTile<32, 1, 32, 3, 2>,
-                             AttentionTile<32, 2, 32, 3, 1>>;
+  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 3>, AttentionTile<16, 1, 16, 5, 3>, AttentionTile<32, 1, 32, 3, 2>,
+                             AttentionTile<32, 2, 32, 4, 1>>;
   using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 32, 3, 1>,
-                              AttentionTile<32, 2, 32, 3, 1>>;
+                              AttentionTile<32, 2, 32, 4, 1>>;
 };
 
 }  // namespace sievemla::cuda

@@ -23,6 +23,11 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
+// Waits until `threads` threads (whole warps) have come to barrier `id` (1 .. 15; 0 is __syncthreads).
+__device__ inline void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Afterwards r[i] holds
