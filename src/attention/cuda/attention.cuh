@@ -47,6 +47,8 @@ struct AttentionSmem {
   alignas(16) const unsigned char* from[kLookUp];  // rows of the lanes looked up last; any address for a hole
   unsigned live[2][kLookUp / 32];  // bit per lane: not a hole; of the lanes looked up last and of those before
   const void* list;                // of the unit
+  std::int64_t out_at[Tile::kCtaHeads];     // of the head's row in out, in elements
+  alignas(8) std::uint64_t landed[Tile::kStages];  // mbarriers: the copy engine is done with the stage
   // A thread's own fragments of the rope of Q, where 32 heads leave no registers for them.
   static constexpr bool kHoldsRope = Tile::kHeads == 32 && Rows::kRope > 0;
   uint2 q_rope[kHoldsRope ? Tile::kHeads / 8 : 1][kHoldsRope ? Tile::kThreads : 1];
@@ -64,7 +66,7 @@ struct Attention {
   static constexpr int kLanesPerHead = 128 / kHeads;  // of a warp in the softmax, over kHeads / 4 heads
   static constexpr int kMine = kTokens / kLanesPerHead;
   static constexpr int kLoads = kColumns < 4 ? 4 : 2;  // fragments in flight, as registers allow
-  static constexpr float kHeavyPart = 16.f;
+  static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   static_assert(kMine >= 1);
 
   const CudaParams& p;
@@ -79,7 +81,7 @@ struct Attention {
 
   std::uint32_t q[8][kColumns][2], q_rope[Smem::kHoldsRope ? 1 : kColumns][2];
   float o[8][kColumns][4] = {};
-  float peak = -INFINITY, sum = 0.f;  // of soft_head; the sum is this lane's share
+  float peak = -INFINITY, sum = 0.f;  // of soft_head: what scores are relative to, and this lane's share of the sum
 
   __device__ Attention(const CudaParams& params, Smem& smem, const Part& work, int head)
       : p(params), s(smem), part(work), first_head(head) {}
@@ -118,16 +120,10 @@ struct Attention {
     }
   }
 
-  // Waits for the group's other warps.
-  __device__ void group_barrier() const {
-    if constexpr (Tile::kGroups == 1) __syncthreads();
-    else cuda::named_barrier(1 + group, 128);
-  }
-
   // Finds the rows of kLookUp lanes from `first` on, the `block`-th such run of this part.
-  __device__ void look_up(int first, int end, int block, int helper, int helpers) {
+  __device__ void look_up(int first, int end, int block) {
 #pragma unroll 1
-    for (int i = helper; i < kLookUp; i += helpers) {
+    for (int i = thread; i < kLookUp; i += Tile::kThreads) {
       const int at = first + i;
       if (at - lane >= end) break;  // the whole warp
       const std::int64_t offset = at < end ? row_offset(p, read_lane(p, s.list, at), at) : -1;
@@ -140,8 +136,12 @@ struct Attention {
   __device__ unsigned live_rows(int at) const { return s.live[at / kLookUp % 2][at % kLookUp / 32] >> at % 32; }
 
   // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp takes
-  // neighbouring rows, a lane 16-byte pieces of them; so each group copies its share of the rows.
+  // neighbouring rows, a lane 16-byte pieces of them.
   __device__ void gather(int at, int stage) {
+    if constexpr (Tile::kEngine) {
+      if (thread < 32) gather_by_engine(at, stage);
+      return;
+    }
     constexpr int kPieces = Rows::kBytes / 16, kRows = kTokens / (Tile::kThreads / 32);
     const int first = thread / 32 * kRows;
     const unsigned live = live_rows(at) >> first;
@@ -155,6 +155,35 @@ struct Attention {
       for (int piece = 0; piece < kPieces; piece += 32)
         if (piece + 32 <= kPieces || lane < kPieces - piece) cuda::cp_async_16(to + row * Rows::kStride + piece * 16, from + piece * 16, bytes);
     }
+  }
+
+  // The same, a lane a row; by one warp.
+  __device__ void gather_by_engine(int at, int stage) {
+    const unsigned live = live_rows(at) & (~0u >> (32 - kTokens));
+    const std::uint32_t landed = cuda::shared_address(&s.landed[stage]);
+    if (lane == 0) cuda::mbarrier_expect(landed, __popc(live) * Rows::kBytes);
+    __syncwarp();
+    if (lane >= kTokens) return;
+    unsigned char* to = s.rows[stage] + lane * Rows::kStride;
+    if (live >> lane & 1) {
+      cuda::bulk_copy(cuda::shared_address(to), s.from[at % kLookUp + lane], Rows::kBytes, landed);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < Rows::kBytes; i += 16) *reinterpret_cast<uint4*>(to + i) = {0u, 0u, 0u, 0u};
+      cuda::fence_async();  // before the engine writes here again
+    }
+  }
+  // Waits for the rows of the `tile`-th tile of this part.
+  template <int Left>
+  __device__ void wait_landed(int tile, bool exists) {
+    if constexpr (Tile::kEngine) {
+      if (exists) cuda::mbarrier_wait(cuda::shared_address(&s.landed[tile % kStages]), tile / kStages & 1);
+    } else {
+      cuda::cp_async_wait<Left>();
+    }
+  }
+  __device__ static void commit() {
+    if constexpr (!Tile::kEngine) cuda::cp_async_commit();
   }
 
   // This warp's share of the scores of a tile, scaled, into shared memory.
@@ -242,7 +271,7 @@ struct Attention {
       if (live >> j & 1) most = fmaxf(most, x[j]);
 #pragma unroll
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-    most = fmaxf(most, peak);
+    most = most > peak + kSlack ? most : peak;  // O is rescaled only where P would grow beyond 2^kSlack
     const float shift = most == -INFINITY ? 0.f : most;  // (-inf) - (-inf) would be NaN
     const float rescale = cuda::exp2_approx(peak - shift);
     peak = most;
@@ -348,7 +377,7 @@ struct Attention {
   // O += V^T P^T over a tile. P of head h starts at s_weights + h * head_bytes.
   __device__ void accumulate(int stage, std::uint32_t s_weights, int head_bytes) {
     const std::uint32_t s_tile = cuda::shared_address(s.rows[stage]);
-#pragma unroll(kColumns >= 4 ? 1 : 2)
+#pragma unroll
     for (int k = 0; k < kTokens / 16; ++k) {
       const std::uint32_t s_rows = s_tile + k * 16 * Rows::kStride;
       constexpr int kAhead = kLoads;
@@ -410,11 +439,8 @@ struct Attention {
     for (int n = 0; n < kColumns; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int local = group * kHeads + n * 8 + 2 * c + j, head = first_head + local;
-        to[n][j] = nullptr;
-        if (head >= p.fold * p.heads) continue;
-        const HeadPlace at = place_of(p, part.unit, head);
-        to[n][j] = static_cast<T*>(p.out) + at.token * p.out_token + at.head * p.out_head + first_column();
+        const int local = group * kHeads + n * 8 + 2 * c + j;
+        to[n][j] = first_head + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column() : nullptr;
       }
     store_all(to);
   }
@@ -462,7 +488,7 @@ struct Attention {
     if (thread == 0) *ticket = 0;
     __threadfence();
     static_assert(sizeof(s.scores) >= kMergeBytes / kLatentBytes * sizeof(float));
-    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0]);
+    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0], s.out_at);
   }
 
   // O takes in a tile: rescale, V^T P^T, and once more with the residue of P where some of it is heavy.
@@ -470,89 +496,58 @@ struct Attention {
     rescale_o();
     const int copy = Rows::kScaled ? warp : 0;
     accumulate(stage, cuda::shared_address(s.weights[group][copy]), 2 * (kTokens + 8));
-    if (*reinterpret_cast<const unsigned*>(s.heavy[group]) == 0) return;
+    unsigned heavy = *reinterpret_cast<const unsigned*>(s.heavy[0]);
+    if constexpr (Tile::kGroups == 2) heavy |= *reinterpret_cast<const unsigned*>(s.heavy[1]);
+    if (heavy == 0) return;
     residue(at, first);
-    group_barrier();
+    __syncthreads();
     accumulate(stage, cuda::shared_address(s.scores[group][copy]), 4 * (kTokens + 4));
-    group_barrier();  // the next tile's scores may be written
-  }
-
-  // One group: the phases follow each other, and other CTAs of the multiprocessor fill the gaps.
-  __device__ void loop(int begin, int end) {
-    int stage = 0;
-#pragma unroll 1
-    for (int first = begin; first < end; first += kTokens) {
-      const int free = stage == 0 ? kStages - 1 : stage - 1, next = first + (kStages - 1) * kTokens;
-      score(stage);
-      if ((next - begin) % kLookUp == 0) look_up(next, end, (next - begin) / kLookUp, thread, Tile::kThreads);
-      __syncthreads();  // A
-      if (next < end) gather(next - begin, free);
-      cuda::cp_async_commit();
-      softmax(first - begin, first);
-      cuda::cp_async_wait<kStages - 2>();
-      __syncthreads();  // B
-      take(stage, first - begin, first);
-      stage = stage == kStages - 1 ? 0 : stage + 1;
-    }
-  }
-
-  // Two groups take turns: while one multiplies (O of the tile before, then the scores of this one), the other does the
-  // softmax of its tile and its share of the gathering. Half-step h: group h % 2 multiplies, tile t = h / 2 of it.
-  //
-  //   h        2t          2t + 1       2t + 2          2t + 3
-  //   group 0  score t     softmax t    take t, ...
-  //   group 1              score t      softmax t       take t, ...
-  //
-  // So tile t is read from h = 2t to 2t + 3, and with four stages tile t + 4 may be gathered from 2t + 4 on: group 1 does so
-  // at h = 2 (t + 4) - 4, group 0 at - 3.
-  __device__ void loop_in_turns(int begin, int end) {
-    static_assert(kStages == 4);
-    const int tiles = (end - begin + kTokens - 1) / kTokens;
-#pragma unroll 1
-    for (int h = 0; h <= 2 * tiles + 1; ++h) {
-      const int turn = h - group;  // even: multiply; the tile is turn / 2
-      if (turn % 2 == 0) {
-        const int t = turn / 2;
-        if (t > 0) take((t - 1) % 4, (t - 1) * kTokens, begin + (t - 1) * kTokens);
-        if (t < tiles) score(t % 4);
-      } else if (turn > 0) {
-        const int t = turn / 2, next = t + 2 + group;
-        if (group == 1 && next * kTokens % kLookUp == 0) {
-          look_up(begin + next * kTokens, end, next * kTokens / kLookUp, thread % 128, 128);
-          group_barrier();
-        }
-        if (next < tiles) gather(next * kTokens, next % 4);
-        cuda::cp_async_commit();
-        if (t < tiles) softmax(t * kTokens, begin + t * kTokens);
-      }
-      if (h % 2 == 1) cuda::cp_async_wait<1>();  // the rows of tile (h + 1) / 2
-      __syncthreads();
-    }
+    __syncthreads();  // the next tile's scores may be written
   }
 
   __device__ void run(int item, int groups, int cta_group) {
-    const std::int64_t tiles = (part.lanes + kTokens - 1) / kTokens;
-    const int begin = static_cast<int>(tiles * part.index / part.parts) * kTokens;
-    const int end = min(part.lanes, static_cast<int>(tiles * (part.index + 1) / part.parts) * kTokens);
-    load_q();
-    look_up(begin, end, 0, thread, Tile::kThreads);
+    const std::int64_t all_tiles = (part.lanes + kTokens - 1) / kTokens;
+    const int begin = static_cast<int>(all_tiles * part.index / part.parts) * kTokens;
+    const int end = min(part.lanes, static_cast<int>(all_tiles * (part.index + 1) / part.parts) * kTokens);
+    const int tiles = (end - begin + kTokens - 1) / kTokens;
+    if constexpr (Tile::kEngine) {
+      if (thread < kStages) cuda::mbarrier_init(cuda::shared_address(&s.landed[thread]), 1);
+      cuda::fence_async();
+    }
+    look_up(begin, end, 0);
     if (thread < Tile::kCtaHeads) {
       const int head = first_head + thread;
-      s.visible[thread] = head < p.fold * p.heads ? lanes_of_token(p, part.unit, head / p.heads) : 0;
+      const bool live = head < p.fold * p.heads;
+      const HeadPlace at = place_of(p, part.unit, live ? head : 0);
+      s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) : 0;
+      s.out_at[thread] = at.token * p.out_token + at.head * p.out_head;
     }
     __syncthreads();
-    const int ahead = Tile::kGroups == 1 ? kStages - 1 : 2 + group;  // tiles gathered before the loop
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) {
-      if (begin + i * kTokens < end) gather(i * kTokens, i);
-      cuda::cp_async_commit();
+    for (int i = 0; i < kStages - 1; ++i) {
+      if (i < tiles) gather(i * kTokens, i);
+      commit();
     }
+    load_q();
     scale_q();
-    cuda::cp_async_wait<Tile::kGroups == 1 ? kStages - 2 : 1>();
-    if (Tile::kGroups == 2 && group == 1) cuda::cp_async_wait<2>();
+    wait_landed<kStages - 2>(0, tiles > 0);
     __syncthreads();
-    if constexpr (Tile::kGroups == 1) loop(begin, end);
-    else loop_in_turns(begin, end);
+
+    int stage = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int free = stage == 0 ? kStages - 1 : stage - 1, next = tile + kStages - 1, at = tile * kTokens;
+      score(stage);
+      if (next * kTokens % kLookUp == 0) look_up(begin + next * kTokens, end, next * kTokens / kLookUp);
+      __syncthreads();  // A
+      if (next < tiles) gather(next * kTokens, free);
+      commit();
+      softmax(at, begin + at);
+      wait_landed<kStages - 2>(tile + 1, tile + 1 < tiles);
+      __syncthreads();  // B
+      take(stage, at, begin + at);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    }
     __syncthreads();  // the last reads of s.rescale are done
     write(item, groups, cta_group);
   }

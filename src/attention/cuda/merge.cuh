@@ -31,8 +31,7 @@ __device__ inline float inverse_with_sink(const CudaParams& p, float sum, float 
   return 1.f / (p.sink ? sum + exp2f(p.sink[head] * kLog2e - peak) : sum);
 }
 
-__device__ inline void store4(const CudaParams& p, HeadPlace at, int column, float4 x) {
-  const std::int64_t to = at.token * p.out_token + at.head * p.out_head + column;
+__device__ inline void store4(const CudaParams& p, std::int64_t to, float4 x) {
   if (p.out_f32) {
     *reinterpret_cast<float4*>(static_cast<float*>(p.out) + to) = x;
   } else {
@@ -42,9 +41,10 @@ __device__ inline void store4(const CudaParams& p, HeadPlace at, int column, flo
 }
 
 // Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA call.
-// Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats.
+// Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is where
+// head first + h starts in out.
 __device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads, int first,
-                                   int count, float* s_weight) {
+                                   int count, float* s_weight, const std::int64_t* s_out_at) {
   const int thread = threadIdx.x, parts = part.parts;
   const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // rows from one part to the next
   const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
@@ -72,30 +72,33 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
   }
   __syncthreads();
 
-  // A thread adds up columns 4t .. 4t + 3 of every head in turn, part by part; its loads run ahead, across heads.
-  constexpr int kAhead = 32;
+  // A thread adds up columns 4t .. 4t + 3 of every head in turn, part by part. Its loads run ahead, across heads: `to`
+  // loads, `h` adds up, both in the order (head, part).
+  constexpr int kAhead = 16;
   const int share = blockDim.x / 128;
   const float4* from = reinterpret_cast<const float4*>(p.partial) + base * (512 / 4) + thread % 128;
-  const auto load = [&](int h, int i) { return __ldcg(from + (h + i * step) * (512 / 4)); };
-  float4 sum = {0.f, 0.f, 0.f, 0.f};
-  int h = thread / 128, i = 0;
+  const std::int64_t part_step = step * (512 / 4);
+  float4 sum = {0.f, 0.f, 0.f, 0.f}, x[kAhead];
+  int h = thread / 128, i = 0, to_h = h, to_i = 0;
+  const float4* to = from + h * (512 / 4);
+  const auto load = [&](float4& into) {
+    if (to_h < heads) into = __ldcg(to);
+    to += part_step;
+    if (++to_i == parts) to_i = 0, to_h += share, to = from + to_h * (512 / 4);
+  };
+#pragma unroll
+  for (int j = 0; j < kAhead; ++j) load(x[j]);
 #pragma unroll 1
   while (h < heads) {
-    float4 x[kAhead];
-    int to_h = h, to_i = i;
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      if (to_h < heads) x[j] = load(to_h, to_i);
-      if (++to_i == parts) to_i = 0, to_h += share;
-    }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (h < heads) {
         const float weight = s_weight[h * parts + i];
         if (weight != 0.f)  // an empty part has no row: what lies there may be NaN
           sum.x += weight * x[j].x, sum.y += weight * x[j].y, sum.z += weight * x[j].z, sum.w += weight * x[j].w;
+        load(x[j]);
         if (++i == parts) {
-          store4(p, place_of(p, part.unit, group * group_heads + first + h), thread % 128 * 4, sum);
+          store4(p, s_out_at[h] + thread % 128 * 4, sum);
           sum = {0.f, 0.f, 0.f, 0.f};
           i = 0, h += share;
         }
@@ -110,10 +113,15 @@ inline constexpr int kMergeParts = 2048;  // that the kernel below takes
 __global__ void __launch_bounds__(128) merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads, int tile) {
   __shared__ PlanSmem s_plan;
   __shared__ float s_weight[kMergeParts];
+  __shared__ std::int64_t s_out_at;
   const int heads = p.fold * p.heads, head = blockIdx.x % heads;
   find_part(p, blockIdx.x / heads, true, tile, s_plan);
   if (s_plan.part.parts <= 1) return;  // written by its only part
-  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight);
+  if (threadIdx.x == 0) {
+    const HeadPlace at = place_of(p, s_plan.part.unit, head);
+    s_out_at = at.token * p.out_token + at.head * p.out_head;
+  }
+  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at);
 }
 
 }  // namespace sievemla::stage::attention

@@ -12,9 +12,9 @@ struct Sm80 {
   static constexpr int kSmemSmBytes = 164 * 1024;  // of a multiprocessor; a CTA costs 1 KiB on top of its own
 
   using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 2>, AttentionTile<16, 1, 32, 3, 2>, AttentionTile<32, 1, 32, 3, 1>,
-                             AttentionTile<32, 2, 32, 4, 1>>;
+                             AttentionTile<32, 2, 32, 3, 1>>;
   using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 32, 3, 1>,
-                              AttentionTile<32, 2, 32, 4, 1>>;
+                              AttentionTile<32, 2, 32, 3, 1>>;
 };
 
 }  // namespace sievemla::cuda
