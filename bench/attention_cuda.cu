@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "attention/cuda/launch.cuh"
+#include "attention/cuda/kernels.cuh"
 #include "cuda/arch/sm90.h"
 #include "cuda/arch/sm86.h"
 #include "kv/fp8_rows.h"
@@ -34,12 +34,7 @@ using namespace sievemla;
 namespace at = sievemla::stage::attention;
 using Arch = cuda::BENCH_ARCH;
 
-const at::RowKernels kKernels[] = {
-    at::row_kernels<Arch, at::Fp8Rows<64>>(), at::row_kernels<Arch, at::Bf16Rows<64>>(),
-#ifndef BENCH_SMALL
-    at::row_kernels<Arch, at::Fp8Rows<0>>(),  at::row_kernels<Arch, at::Bf16Rows<0>>(),
-#endif
-};
+const at::ConfigKernels kConfig = at::make_kernels<Arch>();
 
 void good(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
@@ -62,40 +57,43 @@ struct Random {
 };
 
 void prepare() {
-  for (const auto& rows : kKernels)
+  for (const auto& rows : kConfig.rows)
     for (int i = 0; i < rows.count; ++i)
       GOOD(cudaFuncSetAttribute(rows.tile[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, rows.tile[i].smem_bytes));
 }
 
 const at::RowKernels& kernels_of(KvFormat format, int rope) {
-  for (const auto& rows : kKernels)
+  for (const auto& rows : kConfig.rows)
     if (rows.format == format && rows.rope == rope) return rows;
   std::printf("no kernels for this row type\n");
   std::exit(2);
 }
 
 // The chosen or a forced tile and number of parts.
-at::Choice choice_of(const at::RowKernels& rows, at::Problem problem, int force_heads, int force_parts) {
+at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_heads, int force_parts) {
   std::vector<at::TileShape> shapes;
   for (int i = 0; i < rows.count; ++i)
     if (force_heads == 0 || rows.tile[i].shape.heads == force_heads) shapes.push_back(rows.tile[i].shape);
   at::Choice c = at::choose(shapes, problem);
-  const int heads = shapes[static_cast<std::size_t>(c.tile)].heads;
+  const int heads = shapes[c.tile].heads;
   for (int i = 0; i < rows.count; ++i)
-    if (rows.tile[i].shape.heads == heads) c.tile = i;
+    if (rows.tile[i].shape.heads == heads) c.tile = static_cast<std::size_t>(i);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
-    c.merge_here = std::int64_t{heads} * at::kLatentBytes * force_parts <= at::kMergeBytes;
-  }
-  if (problem.lengths_vary && problem.invariant) {
-    c.parts = 0, c.chunk = at::kInvariantLanes / rows.tile[c.tile].shape.tokens, c.target = 0, c.merge_here = false;
-    c.items = problem.units * std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(problem.lanes, at::kInvariantLanes));
-  } else if (problem.lengths_vary) {
-    const int slots = problem.multiprocessors * rows.tile[c.tile].shape.ctas;
-    c.parts = 0, c.chunk = 0, c.target = std::max(1, slots / c.groups), c.merge_here = false;
-    c.items = problem.units + c.target;
+    c.merge_here = heads * at::kHeadBytes * force_parts <= at::kMergeBytes;
   }
   return c;
+}
+
+cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Choice& choice, cudaStream_t stream) {
+  p.parts = choice.parts, p.target = choice.target, p.merge_here = choice.merge_here;
+  int groups = static_cast<int>(choice.groups), heads = kernel.shape.heads, tokens = kernel.shape.tokens;
+  void* args[] = {&p, &groups, &heads, &tokens};
+  cudaError_t e = cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(choice.items * choice.groups)), dim3(static_cast<unsigned>(kernel.threads)), args,
+                                   static_cast<std::size_t>(kernel.smem_bytes), stream);
+  if (e == cudaSuccess && !choice.merge_here)
+    e = cudaLaunchKernel(kConfig.merge, dim3(static_cast<unsigned>(p.units * p.fold * p.heads)), dim3(128), args, 0, stream);
+  return e;
 }
 
 int multiprocessors() {
@@ -200,9 +198,9 @@ bool run_case(const Case& x, std::uint64_t seed) {
     float v[576];
     for (float& y : v) y = r.uniform() * (r.below(9) == 0 ? 4.f : .7f);
     bytes.resize(static_cast<std::size_t>(row_bytes));
-    if (x.format == KvFormat::bf16) kv::Bf16Row::store(bytes.data(), 512, x.rope, v, ScaleRule::arbitrary);
-    else if (x.rope) kv::Fp8DsMlaRow::store(bytes.data(), 512, 64, v, ScaleRule::arbitrary);
-    else kv::Fp8NopeRow::store(bytes.data(), 512, 0, v, ScaleRule::arbitrary);
+    if (x.format == KvFormat::bf16) kv::Bf16Row::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)}, ScaleRule::arbitrary);
+    else if (x.rope) kv::Fp8DsMlaRow::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)}, ScaleRule::arbitrary);
+    else kv::Fp8NopeRow::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)}, ScaleRule::arbitrary);
   }
   std::int64_t nan_slot = -1;
   if (x.nan_row && live(0, 0)) {
@@ -279,7 +277,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
 
-  const at::Problem problem{p.units, p.fold * p.heads, p.lanes, x.dense && x.topk > 64, x.invariant, multiprocessors()};
+  const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
   const std::int64_t group_heads = rows.tile[choice.tile].shape.heads, partial_rows = choice.items * choice.groups * group_heads;
   GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 512 * 4));
@@ -294,7 +292,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   for (int round = 0; round < 3; ++round) {
     GOOD(cudaMemcpy(d_out, poison.data(), poison.size(), cudaMemcpyHostToDevice));
     GOOD(cudaMemcpy(d_lse, lse_poison.data(), lse_poison.size(), cudaMemcpyHostToDevice));
-    GOOD(at::launch(rows.tile[choice.tile], p, choice, nullptr));
+    GOOD(launch(rows.tile[choice.tile], p, choice, nullptr));
     const cudaError_t e = cudaDeviceSynchronize();
     if (e != cudaSuccess) {
       std::printf("FAIL %s: %s\n", x.name.c_str(), cudaGetErrorString(e));
@@ -393,7 +391,7 @@ int test(bool small) {
   std::vector<Case> cases;
   struct Format { KvFormat format; int rope; const char* name; };
   std::vector<Format> formats;
-  for (const auto& k : kKernels) formats.push_back({k.format, k.rope, k.rows});
+  for (const auto& k : kConfig.rows) formats.push_back({k.format, k.rope, k.rows});
   for (const Format& f : formats) {
     Case base;
     base.format = f.format, base.rope = f.rope;
@@ -660,7 +658,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     GOOD(cudaMalloc(&p.tickets, cuda::kTicketBytes));
     GOOD(cudaMemset(p.tickets, 0, cuda::kTicketBytes));
     GOOD(cudaDeviceSynchronize());
-    const auto call = [&](cudaStream_t stream) { GOOD(at::launch(kernel, p, choice, stream)); };
+    const auto call = [&](cudaStream_t stream) { GOOD(launch(kernel, p, choice, stream)); };
     const Timed timed = time_call(call, graph);
 
     // The last unit's first and last head, in double.
@@ -701,7 +699,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     const double pairs = dense ? std::accumulate(lengths.begin(), lengths.end(), 0.0) : static_cast<double>(units) * topk;
     const double tflops = 2.0 * heads * pairs * 1088 / timed.us / 1e6, tbps = pairs * static_cast<double>(p.row_bytes) / timed.us / 1e6;
     std::printf("%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n", key.c_str(), timed.us,
-                timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts, static_cast<long long>(choice.items), choice.groups,
+                timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts, static_cast<long long>(choice.items), static_cast<int>(choice.groups),
                 error < 8e-3 ? "" : "  WRONG");
     std::fflush(stdout);
     char row[512];

@@ -15,7 +15,7 @@ namespace sievemla {
 struct WriteLatentArgs {
   TensorView latent;  // [tokens, cache.latent] f32 or bf16, normalised
   TensorView rope;    // [tokens, cache.rope] same dtype, rotated; absent where cache.rope is 0
-  TensorView slots;   // [tokens] i32 or i64
+  TensorView slots;   // [tokens] i32 or i64; those >= 0 are distinct (else the shared row is undefined)
   KvCache cache;      // written in place
   ScaleRule scale = ScaleRule::arbitrary;  // fp8 rows only
 };

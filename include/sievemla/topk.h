@@ -22,7 +22,8 @@ struct Shard {
 };
 
 // position -> slot = block_table[request, p / page_size] * page_size + p % page_size, with p the shard-local position.
-// -1 for a position < 0, on another rank, beyond the table's width, or on a table entry < 0.
+// -1 for a position < 0, on another rank, beyond the table's width, or on a table entry < 0; also for a slot that an i32
+// output cannot hold, and in a row whose request is outside [0, requests).
 struct SlotMap {
   TensorView block_table;  // [requests, max_pages] i32, row stride free
   TensorView row_request;  // [rows] i32, optional: rows are dealt evenly, request = t / (rows / requests)

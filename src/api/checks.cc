@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kv/formats.h"
+#include "base/view.h"
 #include "sievemla/error.h"
 
 namespace sievemla::api {
@@ -110,6 +110,16 @@ void check_cache(const Backend& backend, const IndexCache& cache, std::string_vi
   } else {
     expects(cache.page_size() == 1 || step >= row, "keys must not overlap: row stride >= 128", where, step);
   }
+}
+
+void check_write_slots(const Backend& backend, const TensorView& slots, std::int64_t tokens, std::int64_t cache_slots,
+                       std::string_view where) {
+  check_tensor(backend, slots, {tokens}, {DType::i32, DType::i64}, where);
+  if (backend.kind() == BackendKind::cuda) return;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    if (const std::int64_t slot = base::load_int(slots, t); slot >= cache_slots)
+      throw InvalidArgument(error_message("a slot must be below " + std::to_string(cache_slots) + ", the cache's slots",
+                                          where, slot, " for token ", t));
 }
 
 void check_row_request(const Backend& backend, const TensorView& row_request, std::int64_t rows, std::int64_t requests,

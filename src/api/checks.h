@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // src/api/checks.h -- the argument rules that several public functions share. All throw InvalidArgument or Unsupported
-// with the rule, what was got, and where ("attention: q"). They read shapes only, never device memory.
+// with the rule, what was got, and where ("attention: q"). They read shapes only, never device memory
+// (check_write_slots: never of a device other than the host).
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -31,6 +32,11 @@ void check_contiguous_rows(const TensorView& view, std::string_view where);
 
 void check_cache(const Backend& backend, const KvCache& cache, std::string_view where);
 void check_cache(const Backend& backend, const IndexCache& cache, std::string_view where);
+// Where a writer puts its rows: [tokens] i32 or i64. On a host backend every slot is read, and is below `cache_slots`
+// (negative ones are skipped by the writer), so that nothing is written by a bad call.
+void check_write_slots(const Backend& backend, const TensorView& slots, std::int64_t tokens, std::int64_t cache_slots,
+                       std::string_view where);
+
 void check_slot_map(const Backend& backend, const SlotMap& map, std::int64_t rows, std::string_view where);
 void check_row_request(const Backend& backend, const TensorView& row_request, std::int64_t rows, std::int64_t requests,
                        std::string_view where);

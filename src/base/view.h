@@ -22,6 +22,12 @@ T* at(const TensorView& v, std::int64_t i, std::int64_t j = 0, std::int64_t k = 
   return static_cast<T*>(v.data) + offset(v, i, j, k, l);
 }
 
+// f(T{}) with T the element type of a view that is f32 or bf16.
+template <class F>
+decltype(auto) visit_real(DType dtype, F&& f) {
+  return dtype == DType::bf16 ? f(bf16{}) : f(float{});
+}
+
 // f32, bf16 or f16 element as f32.
 inline float load_f32(const TensorView& v, std::int64_t i, std::int64_t j = 0, std::int64_t k = 0, std::int64_t l = 0) {
   switch (v.dtype) {

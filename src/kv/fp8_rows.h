@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
+#include <type_traits>
 
 #include "base/number.h"
 #include "kv/e4m3.h"
@@ -42,24 +44,26 @@ struct Fp8Row {
     return base::to_f32(x);
   }
 
-  // Real = double is exact: 4 + 24 bits of significand.
-  template <class Real>
-  static void load(const std::byte* row, int, int, Real* out) {
+  // Rounds once, whatever T is: the product has 4 + 24 bits of significand, so double holds it and float rounds it.
+  template <class T>
+  static void load(const std::byte* row, int, int, T* out) {
+    using Product = std::conditional_t<std::is_same_v<T, float>, float, double>;
     for (int g = 0; g < kGroups; ++g) {
-      const Real s = static_cast<Real>(scale(row, g));
+      const Product s = scale(row, g);
       for (int i = g * kScaleGroup; i < (g + 1) * kScaleGroup; ++i)
-        out[i] = static_cast<Real>(kE4m3Value[static_cast<std::uint8_t>(row[i])]) * s;
+        out[i] = base::round_to<T>(Product{kE4m3Value[static_cast<std::uint8_t>(row[i])]} * s);
     }
-    for (int i = 0; i < kRope; ++i) out[kLatent + i] = static_cast<Real>(rope(row, i));
+    for (int i = 0; i < kRope; ++i) out[kLatent + i] = base::round_to<T>(rope(row, i));
   }
-  static void store(std::byte* row, int, int, const float* x, ScaleRule rule) {
+  template <class T>
+  static void store(std::byte* row, std::span<const T> latent, std::span<const T> rope, ScaleRule rule) {
     for (int g = 0; g < kGroups; ++g) {
-      const float s = quantise_group(x + g * kScaleGroup, kScaleGroup, rule, 0.f,
+      const float s = quantise_group(latent.data() + g * kScaleGroup, kScaleGroup, rule, 0.f,
                                      reinterpret_cast<std::uint8_t*>(row) + g * kScaleGroup);
       std::memcpy(row + kScaleOffset + 4 * g, &s, sizeof s);
     }
     for (int i = 0; i < kRope; ++i) {
-      const bf16 r = base::to_bf16(x[kLatent + i]);
+      const bf16 r = base::to_bf16(base::to_f32(rope[static_cast<std::size_t>(i)]));
       std::memcpy(row + kRopeOffset + 2 * i, &r, sizeof r);
     }
   }

@@ -14,6 +14,7 @@
 
 #include "base/view.h"
 #include "kv/e4m3.h"
+#include "kv/quantise.h"
 #include "sievemla/kv_format.h"
 
 namespace sievemla::kv {
@@ -31,24 +32,59 @@ inline IndexKeyAddress index_key_address(const IndexCache& cache, std::int64_t s
   return {base + i * kIndexDim, base + cache.page_size() * kIndexDim + i * 4};
 }
 
+// 128 values of `dtype` (u8 = e4m3) that lie side by side: a key without its scale, or a head of a query.
+template <class Real>
+void load_index_values(DType dtype, const std::byte* from, Real* out) {
+  for (int i = 0; i < kIndexDim; ++i) {
+    switch (dtype) {
+      case DType::u8: out[i] = static_cast<Real>(kE4m3Value[static_cast<std::uint8_t>(from[i])]); break;
+      case DType::bf16: out[i] = static_cast<Real>(base::to_f32(reinterpret_cast<const bf16*>(from)[i])); break;
+      default: out[i] = static_cast<Real>(reinterpret_cast<const float*>(from)[i]); break;
+    }
+  }
+}
+
+// The scale of a key, 1 where the format has none.
+inline float load_index_scale(const IndexKeyAddress& at) {
+  float scale = 1.f;
+  if (at.scale) std::memcpy(&scale, at.scale, sizeof scale);
+  return scale;
+}
+
 // The key of a slot, WITHOUT its scale, which is returned (1 where the format has none).
 template <class Real>
 Real load_index_key(const IndexCache& cache, std::int64_t slot, Real* out) {
   const IndexKeyAddress at = index_key_address(cache, slot);
-  switch (cache.format) {
-    case IndexFormat::f32:
-      for (int i = 0; i < kIndexDim; ++i) out[i] = static_cast<Real>(reinterpret_cast<const float*>(at.key)[i]);
-      return 1;
-    case IndexFormat::bf16:
-      for (int i = 0; i < kIndexDim; ++i)
-        out[i] = static_cast<Real>(base::to_f32(reinterpret_cast<const bf16*>(at.key)[i]));
-      return 1;
-    case IndexFormat::fp8: break;
+  load_index_values(cache.pages.dtype, at.key, out);
+  return static_cast<Real>(load_index_scale(at));
+}
+
+// amax is raised to these before it is divided by 448, as engines do, so that an all-zero key gets their bytes too.
+inline constexpr float kIndexKeyFloor = 1e-4f, kIndexQueryFloor = 1e-10f;
+
+// Stores 128 values as `dtype`, rounded once, and returns their scale: 1, or what quantise_group chose for u8 = e4m3.
+// There the values are rounded to f32 first: given those bits the codes are defined, and backends may differ by one
+// code where their f32 values straddle a rounding edge (and then in the scale, if that value is the largest).
+template <class Real>
+float store_index_values(const Real* x, DType dtype, ScaleRule rule, float floor, std::byte* to) {
+  if (dtype == DType::u8) {
+    float rounded[kIndexDim];
+    for (int i = 0; i < kIndexDim; ++i) rounded[i] = static_cast<float>(x[i]);
+    return quantise_group(rounded, kIndexDim, rule, floor, reinterpret_cast<std::uint8_t*>(to));
   }
-  for (int i = 0; i < kIndexDim; ++i) out[i] = static_cast<Real>(kE4m3Value[static_cast<std::uint8_t>(at.key[i])]);
-  float scale;
-  std::memcpy(&scale, at.scale, sizeof scale);
-  return static_cast<Real>(scale);
+  base::visit_real(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int i = 0; i < kIndexDim; ++i) reinterpret_cast<T*>(to)[i] = base::round_to<T>(x[i]);
+  });
+  return 1.f;
+}
+
+// Writes the key of a slot, and its scale where the format has one.
+template <class Real>
+void store_index_key(const IndexCache& cache, std::int64_t slot, const Real* key, ScaleRule rule) {
+  const IndexKeyAddress at = index_key_address(cache, slot);
+  const float scale = store_index_values(key, cache.pages.dtype, rule, kIndexKeyFloor, at.key);
+  if (at.scale) std::memcpy(at.scale, &scale, sizeof scale);
 }
 
 }  // namespace sievemla::kv

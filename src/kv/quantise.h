@@ -2,11 +2,13 @@
 // Copyright The SieveMLA authors
 // src/kv/quantise.h -- one scaled group of e4m3 values. value = e4m3 * scale.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "base/number.h"
 #include "kv/e4m3.h"
 #include "sievemla/kv_format.h"
 
@@ -14,9 +16,8 @@ namespace sievemla::kv {
 
 // The scale for a group whose largest magnitude is `amax` (> 0, finite).
 inline float group_scale(float amax, ScaleRule rule) {
-  float scale = amax / kE4m3Max;
-  if (scale < std::numeric_limits<float>::min()) scale = std::numeric_limits<float>::min();  // a subnormal scale would
-                                                                                             // flush to 0 elsewhere
+  // The least normal f32 at least: a subnormal would flush to 0 elsewhere.
+  float scale = std::fmax(amax / kE4m3Max, std::numeric_limits<float>::min());
   if (rule == ScaleRule::power_of_two) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(scale);
     scale = std::bit_cast<float>((u + 0x7FFFFFu) & 0x7F800000u);  // up to the next power of two, itself if it is one
@@ -24,23 +25,25 @@ inline float group_scale(float amax, ScaleRule rule) {
   return scale;
 }
 
-// Quantises x[0, n) into codes and returns the scale. amax is raised to `floor`; an all-zero group with floor 0 gets
-// scale 1; a group that holds a NaN or an infinity gets scale NaN (its codes are 0), so that whatever reads it is NaN.
-// Divides by the scale, as engines do: multiplying by the reciprocal rounds differently.
-inline float quantise_group(const float* x, int n, ScaleRule rule, float floor, std::uint8_t* codes) {
-  float amax = 0.f;
-  bool finite = true;
-  for (int i = 0; i < n; ++i) {
-    finite &= std::isfinite(x[i]);
-    amax = std::fmax(amax, std::fabs(x[i]));
-  }
-  if (!finite) {
-    for (int i = 0; i < n; ++i) codes[i] = 0;
+// Quantises x[0, n), f32 or bf16, into codes and returns the scale. amax is raised to `floor`; an all-zero group with
+// floor 0 gets scale 1; a group that holds a NaN or an infinity gets scale NaN (its codes are 0), so that whatever
+// reads it is NaN.
+//
+// A code is the exact quotient x / scale, rounded once: double has 53 bits of it, and a quotient of two f32 lies
+// either on a tie of e4m3 or at least 2^-30 (relative) beside it. An f32 quotient would be rounded onto such a tie in
+// one value of a thousand.
+template <class T>
+float quantise_group(const T* x, int n, ScaleRule rule, float floor, std::uint8_t* codes) {
+  std::uint32_t largest = 0;  // magnitudes compare as integers, with infinity and NaN above all numbers
+  for (int i = 0; i < n; ++i)
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(base::to_f32(x[i])) & 0x7FFFFFFFu);
+  if (largest >= 0x7F800000u) {
+    std::fill_n(codes, n, std::uint8_t{0});
     return std::numeric_limits<float>::quiet_NaN();
   }
-  amax = std::fmax(amax, floor);
+  const float amax = std::fmax(std::bit_cast<float>(largest), floor);
   const float scale = amax > 0.f ? group_scale(amax, rule) : 1.f;
-  for (int i = 0; i < n; ++i) codes[i] = to_e4m3(x[i] / scale);
+  for (int i = 0; i < n; ++i) codes[i] = to_e4m3(static_cast<double>(base::to_f32(x[i])) / scale);
   return scale;
 }
 

@@ -487,7 +487,7 @@ struct Attention {
     if (!s.is_last) return;
     if (thread == 0) *ticket = 0;
     __threadfence();
-    static_assert(sizeof(s.scores) >= kMergeBytes / kLatentBytes * sizeof(float));
+    static_assert(sizeof(s.scores) >= kMergeBytes / kHeadBytes * sizeof(float));
     merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0], s.out_at);
   }
 
@@ -553,7 +553,8 @@ struct Attention {
   }
 };
 
-template <class Rows, class Tile>
+// Arch only tells apart the kernels of two configs that have a tile in common.
+template <class Arch, class Rows, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas) attention_kernel(const __grid_constant__ CudaParams p, int groups) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);

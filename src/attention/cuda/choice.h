@@ -3,6 +3,7 @@
 // src/attention/cuda/choice.h -- how many heads a CTA serves and in how many parts a unit's lanes are cut. Plain C++.
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -12,15 +13,14 @@ namespace sievemla::stage::attention {
 
 // What the choice knows of a tile.
 struct TileShape {
-  int heads;     // of a CTA
-  int tokens;    // lanes of a tile
-  int ctas;      // on a multiprocessor
-  int tile_cost; // time of a tile on a full multiprocessor, in any unit that all tiles of a config share
+  int heads;   // of a CTA
+  int tokens;  // lanes of a tile
+  int ctas;    // on a multiprocessor
 };
 
-struct Problem {
+struct Workload {
   std::int64_t units;
-  int heads;           // of a unit: fold * heads
+  std::int64_t heads;  // of a unit: fold * heads
   std::int64_t lanes;  // at most, of a unit
   bool lengths_vary;   // and are known on the device only
   bool invariant;      // a unit's cut must not depend on other units
@@ -28,50 +28,86 @@ struct Problem {
 };
 
 struct Choice {
-  int tile = 0;         // index of the tile
-  int groups = 1;       // of heads
-  int parts = 1, chunk = 0, target = 0;  // as in CudaParams
+  std::size_t tile = 0;                  // which
+  std::int64_t groups = 1;               // of heads
+  int parts = 1, target = 0;  // as in CudaParams
   bool merge_here = true;
   std::int64_t items = 0;  // most parts of all units together
 };
 
-inline constexpr std::int64_t kMergeBytes = 256 << 10;  // most that one CTA merges
-inline constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
-inline constexpr int kFixedTiles = 4;        // start, first gather, merge: in tiles of a CTA
-inline constexpr int kInvariantLanes = 512;  // of a part in batch-invariant mode
-inline constexpr int kLatentBytes = 512 * 4;
+inline constexpr std::int64_t kHeadBytes = 512 * 4;                       // of a partial result
+inline constexpr std::int64_t kMergeBytes = 256 << 10;                    // most that one CTA merges
+inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;    // most partial results in all
+inline constexpr int kMergeParts = 2048;                                  // most that the merge kernel takes
 
-// Time of the call, were all units full.
-inline double cost_of(const TileShape& t, const Problem& x, int parts) {
-  const std::int64_t ctas = x.units * cuda::ceil_div(x.heads, t.heads) * parts;
-  const std::int64_t slots = std::int64_t{x.multiprocessors} * t.ctas;
-  const std::int64_t tiles = cuda::ceil_div<std::int64_t>(x.lanes, t.tokens);
-  const double per_part = static_cast<double>(cuda::ceil_div<std::int64_t>(tiles, parts) + kFixedTiles);
-  // A wave that leaves multiprocessors half empty runs its tiles faster, down to about a third of the full cost.
-  const std::int64_t waves = ctas / slots, rest = ctas % slots;
-  const double full = static_cast<double>(waves) * t.tile_cost * per_part;
-  const double share = static_cast<double>(cuda::ceil_div<std::int64_t>(rest, x.multiprocessors)) / t.ctas;
-  return full + (rest ? std::max(share, 0.4) * t.tile_cost * per_part : 0.0);
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, what each further CTA
+// there adds, what a CTA costs beside its tiles, and what merging costs a part and head. Other GPUs differ by a factor,
+// which does not change the choice much.
+struct Clocks {
+  double tile, crowd, start, merge;
+};
+inline Clocks clocks_of(int heads) {
+  if (heads <= 8) return {1900, 400, 8000, 90};
+  if (heads <= 16) return {2300, 600, 9000, 90};
+  if (heads <= 32) return {3300, 1500, 13000, 90};
+  return {4400, 0, 15000, 60};
 }
 
-inline Choice choose(std::span<const TileShape> tiles, const Problem& x) {
+inline double clocks(const TileShape& t, const Workload& x, int parts) {
+  const Clocks c = clocks_of(t.heads);
+  const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
+  const std::int64_t crowd =
+      std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
+  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
+  const double tiles = static_cast<double>(cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts}));
+  const double tile = (c.tile + c.crowd * static_cast<double>(crowd - 1)) * t.tokens / 32;
+  const double merge = parts > 1 ? 3000 + c.merge * static_cast<double>(parts * std::min<std::int64_t>(t.heads, x.heads)) : 0;
+  return static_cast<double>(waves) * (c.start + tiles * tile) + merge;
+}
+
+// `tiles` by ascending heads.
+inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
   Choice best;
   double least = 0;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const TileShape& t = tiles[i];
-    if (t.heads >= 2 * x.heads && t.heads > tiles[0].heads) continue;  // more than half of it would idle
-    const int groups = cuda::ceil_div(x.heads, t.heads);
+    if (i > 0 && x.heads <= tiles[i - 1].heads) break;  // more than half of it would idle
+    const std::int64_t groups = cuda::ceil_div<std::int64_t>(x.heads, t.heads), rows = x.units * groups * t.heads;
     const std::int64_t all_tiles = std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(x.lanes, t.tokens));
-    const std::int64_t merge_parts = kMergeBytes / (std::int64_t{t.heads} * kLatentBytes);
-    const std::int64_t most = x.units * groups <= cuda::kAttentionTickets ? std::min(all_tiles, merge_parts) : 1;
+    std::int64_t most = std::min(all_tiles, kMergeBytes / (t.heads * kHeadBytes));
+    if (x.units * groups > cuda::kAttentionTickets || rows == 0) most = 1;
+    else most = std::max<std::int64_t>(1, std::min(most, kPartialHeads / rows));
+    if (x.invariant) {  // by heads alone, and never cut
+      best = {i, groups, 1, 0, true, x.units};
+      continue;
+    }
     for (int parts = 1; parts <= most; ++parts) {
-      const double cost = cost_of(t, x, parts);
-      if (best.items && cost >= least) continue;
+      const double cost = clocks(t, x, parts);
+      if (best.items > 0 && cost >= least) continue;
       least = cost;
-      best = {static_cast<int>(i), groups, parts, 0, 0, true, x.units * parts};
+      best = {i, groups, parts, 0, true, x.units * parts};
+    }
+  }
+  const TileShape& t = tiles[best.tile];
+  if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
+    const std::int64_t target = std::max<std::int64_t>(1, std::int64_t{x.multiprocessors} * t.ctas / best.groups);
+    const std::int64_t items = x.units + target;
+    if (x.units < 2 * target && target <= kMergeParts && items * best.groups * t.heads <= kPartialHeads) {
+      best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge_here = false;
+    } else if (best.parts > 1) {
+      best.parts = 1, best.items = x.units;  // equal parts of unequal units are of no use
     }
   }
   return best;
+}
+
+// Enough partial results for any call within the bounds.
+inline std::int64_t partial_heads(std::int64_t tokens, std::int64_t heads, std::int64_t lanes) {
+  const std::int64_t padded = cuda::ceil_div<std::int64_t>(heads, 64) * 64;
+  const std::int64_t parts = std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(lanes, 16));
+  if (parts == 1) return 0;
+  if (tokens > kPartialHeads / padded) return kPartialHeads;
+  return std::min(kPartialHeads, tokens * padded * std::min(parts, kPartialHeads));
 }
 
 }  // namespace sievemla::stage::attention

@@ -6,6 +6,7 @@
 #pragma once
 #include <cuda_bf16.h>
 
+#include "attention/cuda/choice.h"
 #include "attention/cuda/plan.cuh"
 #include "cuda/ptx/ptx.cuh"
 
@@ -107,9 +108,9 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
   }
 }
 
-inline constexpr int kMergeParts = 2048;  // that the kernel below takes
 
 // Where parts are many: one CTA of 128 threads a head.
+template <class Arch>
 __global__ void __launch_bounds__(128) merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads, int tile) {
   __shared__ PlanSmem s_plan;
   __shared__ float s_weight[kMergeParts];

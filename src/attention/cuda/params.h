@@ -54,10 +54,9 @@ struct CudaParams {
   float* lse;  // or null
   std::int64_t lse_token, lse_head;
 
-  // How a unit's lanes are cut into parts, in tiles. Equal parts: `parts` of them, whatever the unit's length. Else
-  // (parts = 0) each CTA works out the plan from the lengths: parts of `chunk` tiles, or, where chunk is 0, of as many
-  // as spread all units' tiles over `target` CTAs.
-  int parts, chunk, target;
+  // How a unit's lanes are cut into parts. Equal parts: `parts` of them, whatever the unit's length. Else (parts = 0) each
+  // CTA works out the plan from the lengths: parts as long as spreads all units' tiles over `target` CTAs.
+  int parts, target;
   bool merge_here;      // the last CTA of a unit to arrive merges; else merge_kernel does
   float* partial;       // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order
   float* partial_log2;  // [items][head groups][heads of a group]: log2 of the sum of exp; -inf: nothing, and no row

@@ -29,19 +29,16 @@ __device__ __noinline__ void find_uneven_part(const CudaParams& p, int item, boo
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread / 32, warps = threads / 32, lane = thread % 32;
   const auto tiles_of = [&](int unit) { return unit < p.units ? (lanes_of_unit(p, unit) + tile - 1) / tile : 0; };
 
-  int chunk = p.chunk;
-  if (chunk == 0) {
-    int tiles = 0;
+  int tiles = 0;
 #pragma unroll 1
-    for (int unit = thread; unit < p.units; unit += threads) tiles += tiles_of(unit);
-    tiles = warp_sum(tiles);
-    if (lane == 0) s.warp[warp] = tiles;
-    __syncthreads();
-    tiles = 0;
-    for (int w = 0; w < warps; ++w) tiles += s.warp[w];
-    chunk = max(1, (tiles + p.target - 1) / p.target);
-    __syncthreads();
-  }
+  for (int unit = thread; unit < p.units; unit += threads) tiles += tiles_of(unit);
+  tiles = warp_sum(tiles);
+  if (lane == 0) s.warp[warp] = tiles;
+  __syncthreads();
+  tiles = 0;
+  for (int w = 0; w < warps; ++w) tiles += s.warp[w];
+  const int chunk = max(1, (tiles + p.target - 1) / p.target);  // tiles of a part
+  __syncthreads();
 
   if (thread == 0) s.part.parts = 0;
   int before = 0;  // items of the units passed so far

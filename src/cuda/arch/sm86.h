@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/arch/sm86.h -- RTX 30: 99 KiB of shared memory, so at most 32 heads a CTA and short tiles of bf16 rows.
+// src/cuda/arch/sm86.h -- RTX 3090, A40, A10: Sm80 with little shared memory. Its PTX is also the fallback for GPUs
+// that no other config was built for: it asks for the least.
 #pragma once
 #include "cuda/arch/sm80.h"
 
@@ -11,8 +12,11 @@ struct Sm86 : Sm80 {
   static constexpr int kSmemBytes = 99 * 1024;
   static constexpr int kSmemSmBytes = 100 * 1024;
 
-  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
-  using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
+  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
+                             AttentionTile<32, 1, 16, 4, 1>, void>;
+  using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>,
+                              AttentionTile<32, 1, 16, 4, 1>, void>;
 };
+static_assert(CudaArch<Sm86>);
 
 }  // namespace sievemla::cuda

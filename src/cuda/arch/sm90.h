@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/arch/sm90.h -- H100, H200, H20: 227 KiB of shared memory.
+// src/cuda/arch/sm90.h -- H100, H200, H20.
 #pragma once
 #include "cuda/arch/sm80.h"
 
@@ -10,11 +10,13 @@ struct Sm90 : Sm80 {
   static constexpr int kSm = 90;
   static constexpr int kSmemBytes = 227 * 1024;
   static constexpr int kSmemSmBytes = 228 * 1024;
+  static constexpr bool kFp8Mma = true;
 
   template <int Heads, int Groups, int Tokens, int Stages, int Ctas>
   using Tile = AttentionTile<Heads, Groups, Tokens, Stages, Ctas, Gather::engine>;
   using Fp8Tiles = HeadTiles<Tile<8, 1, 32, 3, 3>, Tile<16, 1, 32, 3, 2>, Tile<32, 1, 32, 3, 2>, Tile<32, 2, 32, 4, 1>>;
   using Bf16Tiles = HeadTiles<Tile<8, 1, 32, 3, 1>, Tile<16, 1, 32, 3, 1>, Tile<32, 1, 16, 4, 2>, Tile<32, 2, 32, 3, 1>>;
 };
+static_assert(CudaArch<Sm90>);
 
 }  // namespace sievemla::cuda

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// cli/attention_trace.h -- writes one attention call as a sparse_mla_trace (src/model/trace.h), for `replay`.
+#pragma once
+#include <filesystem>
+#include <span>
+
+#include "sievemla/attention.h"
+
+namespace sievemla::cli {
+
+// `out` [tokens, heads, latent] and `lse` [tokens, heads] are what should come out. A dense call is written as the slot
+// lists it stands for. Throws Error if the file cannot be written.
+void write_attention_trace(const std::filesystem::path& path, const AttentionArgs& args, std::span<const float> out,
+                           std::span<const float> lse);
+
+}  // namespace sievemla::cli

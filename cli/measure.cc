@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+#include "cli/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace sievemla::cli {
+
+Timing median_us(const std::function<void()>& call, const Effort& effort) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> us;
+  const auto begin = Clock::now();
+  const auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  while (static_cast<int>(us.size()) < effort.runs &&
+         (static_cast<int>(us.size()) < effort.least || spent() < effort.seconds)) {
+    const auto start = Clock::now();
+    call();
+    us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+  }
+  std::sort(us.begin(), us.end());
+  const auto quantile = [&](double q) {
+    return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)];
+  };
+  return {quantile(0.5), quantile(0.1), quantile(0.9), static_cast<int>(us.size())};
+}
+
+double tolerance(const Backend& backend) {
+  switch (backend.kind()) {
+    case BackendKind::reference: return 1e-6;  // double, rounded once to f32
+    case BackendKind::cpu: return 1e-4;        // f32 accumulation
+    case BackendKind::cuda: return 1e-2;       // bf16 operands: 2^-8 each
+  }
+  return 0;
+}
+
+Scratch::Scratch(std::int64_t bytes)
+    : bytes_(bytes), memory_(new std::byte[static_cast<std::size_t>(bytes + kWorkspaceAlign)]), data_(memory_.get()) {
+  std::size_t room = static_cast<std::size_t>(bytes + kWorkspaceAlign);
+  std::align(static_cast<std::size_t>(kWorkspaceAlign), static_cast<std::size_t>(bytes), data_, room);
+}
+
+}  // namespace sievemla::cli

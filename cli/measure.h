@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// cli/measure.h -- how commands time a call, how far a backend may be off, and the scratch memory it gets.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "sievemla/backend.h"
+
+namespace sievemla::cli {
+
+struct Timing {
+  double us = 0;  // median
+  double us_p10 = 0, us_p90 = 0;
+  int runs = 0;
+};
+
+// A call is repeated until it ran `runs` times, or at least `least` times and `seconds` in all.
+struct Effort {
+  int least, runs;
+  double seconds;
+};
+inline constexpr Effort kReplayEffort = {1, 20, 0.1};
+inline constexpr Effort kBenchEffort = {10, 50, 3};
+
+Timing median_us(const std::function<void()>& call, const Effort& effort);
+
+// The largest relative error (base/compare.h) of f32 results against double arithmetic on the same bytes.
+double tolerance(const Backend& backend);
+
+// A workspace of its own, aligned as the library asks.
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t bytes);
+  Workspace workspace() const { return {data_, bytes_}; }
+
+ private:
+  std::int64_t bytes_;
+  std::unique_ptr<std::byte[]> memory_;
+  void* data_;
+};
+
+}  // namespace sievemla::cli

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/api/rules.h -- whether a call is right and which kernel serves it, apart from making it: the pipeline asks about all
+// its stages before the first of them writes.
+#pragma once
+#include "attention/registry.h"
+#include "indexer/registry.h"
+#include "kv/registry.h"
+#include "sievemla/backend.h"
+#include "topk/registry.h"
+
+namespace sievemla::api {
+
+// The kernel that the public function of the same arguments runs. Throws what that function throws.
+const kv::WriteLatentKernel& admit(const Backend& backend, const WriteLatentArgs& args);
+const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const WriteIndexKeysArgs& args);
+const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args);
+const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args, Workspace workspace);
+const stage::topk::TopkKernel& admit(const Backend& backend, const TopkArgs& args, Workspace workspace);
+// Slots are data, so check_indices comes with the call.
+const stage::attention::AttentionKernel& admit(const Backend& backend, const AttentionArgs& args, Workspace workspace);
+
+}  // namespace sievemla::api

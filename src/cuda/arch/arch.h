@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cuda/arch/arch.h -- what a config must state about its GPUs. One header per config beside this one; each names
+// only what differs from the config it derives from.
+#pragma once
+#include <concepts>
+
+namespace sievemla::cuda {
+
+template <class T>
+concept CudaArch = requires {
+  { T::kSm } -> std::convertible_to<int>;         // compute capability of its machine code, 10 * major + minor
+  { T::kSmemBytes } -> std::convertible_to<int>;  // most dynamic shared memory that one CTA may opt in to
+  { T::kFp8Mma } -> std::convertible_to<bool>;    // mma.sync takes e4m3 operands
+} && T::kSm >= 80 && T::kSmemBytes % 1024 == 0;
+
+}  // namespace sievemla::cuda

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/indexer/registry.h -- stage 1 of 4: its kernels, one list per public function, best first.
+#pragma once
+#include <span>
+
+#include "base/registry.h"
+#include "sievemla/indexer.h"
+
+namespace sievemla::stage::indexer {
+
+using WriteIndexKeysKernel = base::Kernel<WriteIndexKeysArgs>;
+using IndexQueriesKernel = base::Kernel<IndexQueryArgs>;
+using IndexScoresKernel = base::Kernel<IndexScoreArgs, IndexScoreBounds>;
+
+std::span<const WriteIndexKeysKernel> write_index_keys_kernels();
+std::span<const IndexQueriesKernel> index_queries_kernels();
+std::span<const IndexScoresKernel> index_scores_kernels();
+
+// What the rows name. Arguments have passed the checks of src/api/indexer.cc.
+void write_index_keys_reference(const WriteIndexKeysArgs& args, const base::Exec& exec);
+void index_queries_reference(const IndexQueryArgs& args, const base::Exec& exec);
+void index_scores_reference(const IndexScoreArgs& args, const base::Exec& exec);
+std::int64_t index_scores_reference_bytes(const Backend& backend, const IndexScoreBounds& bounds);
+
+void write_index_keys_cpu(const WriteIndexKeysArgs& args, const base::Exec& exec);
+void index_queries_cpu(const IndexQueryArgs& args, const base::Exec& exec);
+void index_scores_cpu(const IndexScoreArgs& args, const base::Exec& exec);
+std::int64_t index_scores_cpu_bytes(const Backend& backend, const IndexScoreBounds& bounds);
+
+}  // namespace sievemla::stage::indexer

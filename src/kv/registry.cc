@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/kv/registry.cc -- one row per kernel.
+#include "kv/registry.h"
+
+#include "kv/cpu/portable.h"
+#include "kv/reference.h"
+
+namespace sievemla::kv {
+namespace {
+
+template <class Args>
+constexpr base::Kernel<Args> kernel(const char* name, BackendKind backend,
+                                    void (*run)(const Args&, const base::Exec&)) {
+  return {name, backend, "", nullptr, nullptr, run, nullptr};
+}
+
+constexpr WriteLatentKernel kWriteLatent[] = {
+    kernel("write_latent_cpu_portable", BackendKind::cpu, run_cpu_portable<WriteLatentArgs>),
+    kernel("write_latent_reference", BackendKind::reference, run_reference<WriteLatentArgs>),
+};
+constexpr GatherLatentKernel kGatherLatent[] = {
+    kernel("gather_latent_cpu_portable", BackendKind::cpu, run_cpu_portable<GatherLatentArgs>),
+    kernel("gather_latent_reference", BackendKind::reference, run_reference<GatherLatentArgs>),
+};
+constexpr GatherIndexKeysKernel kGatherIndexKeys[] = {
+    kernel("gather_index_keys_cpu_portable", BackendKind::cpu, run_cpu_portable<GatherIndexKeysArgs>),
+    kernel("gather_index_keys_reference", BackendKind::reference, run_reference<GatherIndexKeysArgs>),
+};
+
+}  // namespace
+
+std::span<const WriteLatentKernel> write_latent_kernels() { return kWriteLatent; }
+std::span<const GatherLatentKernel> gather_latent_kernels() { return kGatherLatent; }
+std::span<const GatherIndexKeysKernel> gather_index_keys_kernels() { return kGatherIndexKeys; }
+
+}  // namespace sievemla::kv

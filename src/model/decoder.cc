@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/model/decoder.cc -- one sequence, layer by layer, in chunks of rows.
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "base/fault.h"
+#include "base/view.h"
+#include "model/memory.h"
+#include "model/mlp.h"
+#include "model/ops.h"
+#include "model/rope.h"
+#include "model/weights.h"
+#include "sievemla/error.h"
+
+namespace sievemla::model {
+namespace {
+
+using base::Fault;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kHfNormEps = 1e-6;
+
+double us_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+// [tokens, n] seen as [tokens, heads, n / heads].
+TensorView by_head(const TensorView& rows, std::int64_t heads) {
+  TensorView view = rows;
+  view.rank = 3;
+  view.shape = {rows.dim(0), heads, rows.dim(1) / heads};
+  view.stride = {rows.step(0), rows.dim(1) / heads, 1};
+  return view;
+}
+
+// One head of [tokens, heads, n] as a matrix, columns [begin, begin + count).
+TensorView head_of(const TensorView& view, std::int64_t head, std::int64_t begin, std::int64_t count) {
+  TensorView matrix = view;
+  matrix.data = base::at<float>(view, 0, head, begin);
+  matrix.rank = 2;
+  matrix.shape = {view.dim(0), count};
+  matrix.stride = {view.step(0), 1};
+  return matrix;
+}
+
+// [pages, page_size, row], full of NaN until it is written.
+TensorView cache_pages(TensorMemory& memory, DType dtype, std::int64_t pages, std::int64_t page_size,
+                       std::int64_t row) {
+  switch (dtype) {
+    case DType::bf16: return memory.make<bf16>({pages, page_size, row});
+    case DType::u8: return memory.make<std::uint8_t>({pages, page_size, row});
+    default: return memory.make<float>({pages, page_size, row});
+  }
+}
+
+// A permutation of [0, n) that leaves few pages in place.
+std::vector<std::int32_t> scrambled(std::int64_t n) {
+  std::int64_t step = std::max<std::int64_t>(1, n * 5 / 8);
+  while (std::gcd(step, n) != 1) ++step;
+  std::vector<std::int32_t> order;
+  for (std::int64_t i = 0; i < n; ++i) order.push_back(static_cast<std::int32_t>((i * step + 1) % n));
+  return order;
+}
+
+Config checked(const Config& c, const DecoderOptions& o) {
+  const auto needs = [](bool good, std::string_view rule, const char* key, const auto& got) {
+    if (!good) throw Unsupported(error_message(rule, std::string("config.json: ") + key, got));
+  };
+  needs(c.index_dim == kIndexDim, "the indexer's kernels need heads of 128", "index_head_dim", c.index_dim);
+  needs(c.rope == kIndexRope, "the indexer's kernels turn 64 of a head", "qk_rope_head_dim", c.rope);
+  needs(o.backend.device().type == DeviceType::cpu, "the decoder runs on host backends", "backend", o.backend.name());
+  const KvFormatInfo& format = info(o.kv_format);
+  expects((format.latent == 0 || format.latent == c.latent) && (format.rope == -1 || format.rope == c.rope),
+          "a cache row must hold the model's latent | rope", "decoder: kv_format", format.name, " for ", c.latent,
+          " | ", c.rope);
+  expects(o.page_size >= 1 && o.page_size <= (1 << 20), "a page holds 1 to 1048576 rows", "decoder: page_size",
+          o.page_size);
+  expects(o.chunk >= 0, "a chunk is 0 (all) or more rows", "decoder: chunk", o.chunk);
+  expects(o.max_tokens >= 1 && o.max_tokens <= c.max_position,
+          "the cache must have room for 1 to max_position_embeddings (" + std::to_string(c.max_position) + ") tokens",
+          "decoder: max_tokens", o.max_tokens);
+  return c;
+}
+
+RopeStyle other(RopeStyle style) {
+  return style == RopeStyle::interleaved ? RopeStyle::half_split : RopeStyle::interleaved;
+}
+
+}  // namespace
+
+struct Decoder::State {
+  State(const Config& c, const Checkpoint& checkpoint, const DecoderOptions& o)
+      : config(checked(c, o)),
+        options(o),
+        weights(bind_weights(config, checkpoint, o.backend)),
+        cos_sin(cos_sin_table(config, o.max_tokens)),
+        scale(softmax_scale(config)),
+        latent_eps(o.norm_eps == NormEps::hf ? kHfNormEps : config.rms_norm_eps),
+        index_rope(base::fault(Fault::indexer_rope_style) ? other(config.index_rope) : config.index_rope),
+        attention_rope(base::fault(Fault::attention_rope_style) ? RopeStyle::half_split : RopeStyle::interleaved),
+        topk(std::min(base::fault(Fault::dense) ? o.max_tokens : config.index_topk, o.max_tokens)) {
+    const std::int64_t pages = (o.max_tokens + o.page_size - 1) / o.page_size + 1;  // one is never used
+    block_table = scrambled(pages);
+    block_table.pop_back();
+    const KvFormatInfo& format = info(o.kv_format);
+    const std::int64_t row =
+        format.row_bytes(static_cast<int>(config.latent), static_cast<int>(config.rope)) / size_of(format.storage);
+    for (const LayerWeights& layer : weights.layers) {
+      Cache& cache = caches.emplace_back();
+      cache.latent = {o.kv_format, static_cast<int>(config.latent), static_cast<int>(config.rope),
+                      cache_pages(cache.latent_memory, format.storage, pages, o.page_size, row)};
+      if (!layer.indexer) continue;
+      const DType dtype = o.index_format == IndexFormat::f32    ? DType::f32
+                          : o.index_format == IndexFormat::bf16 ? DType::bf16
+                                                                : DType::u8;
+      cache.index = {o.index_format, cache_pages(cache.index_memory, dtype, pages, o.page_size,
+                                                 dtype == DType::u8 ? kIndexKeyBytes : kIndexDim)};
+    }
+  }
+
+  struct Cache {
+    TensorMemory latent_memory, index_memory;
+    KvCache latent;
+    IndexCache index;
+  };
+
+  // The tensors of one chunk that several steps share.
+  struct Chunk {
+    std::int64_t first, rows;
+    TensorView positions;                           // [rows] i32
+    TensorView lengths;                             // [rows] i32: how many rows each sees
+    TensorView slots;                               // [rows] i32: where they are written
+    TensorView selected_positions, selected_slots;  // [rows, k] i32, of the last layer with an indexer
+    TensorView selected_length;                     // [rows] i32
+  };
+
+  const Config config;
+  const DecoderOptions options;
+  const Weights weights;
+  const std::vector<float> cos_sin;
+  const double scale, latent_eps;
+  const RopeStyle index_rope, attention_rope;
+  const std::int64_t topk;
+  std::vector<std::int32_t> block_table;
+  std::vector<Cache> caches;
+  std::int64_t length = 0;
+  WorkspaceMemory workspace;
+  struct {
+    TensorMemory positions, lengths, slots, selected_positions, selected_slots, selected_length;
+    TensorMemory hidden, input, output, q_a, q, q_latent, kv, attention_out, handed;
+    TensorMemory k, index_q, index_weights, out_index_q, out_index_weights, scores;
+  } memory;
+
+  TensorView table() const { return tensor(block_table.data(), {1, static_cast<std::int64_t>(block_table.size())}); }
+  SlotMap slot_map() const { return {.block_table = table(), .row_request = {}, .page_size = options.page_size}; }
+
+  Chunk make_chunk(std::int64_t first, std::int64_t rows) {
+    Chunk chunk{.first = first,
+                .rows = rows,
+                .positions = memory.positions.make<std::int32_t>({rows}),
+                .lengths = memory.lengths.make<std::int32_t>({rows}),
+                .slots = memory.slots.make<std::int32_t>({rows}),
+                .selected_positions = memory.selected_positions.make<std::int32_t>({rows, topk}),
+                .selected_slots = memory.selected_slots.make<std::int32_t>({rows, topk}),
+                .selected_length = memory.selected_length.make<std::int32_t>({rows})};
+    for (std::int64_t t = 0; t < rows; ++t) {
+      const std::int64_t p = first + t, page = p / options.page_size;
+      base::store_int(chunk.positions, p, t);
+      base::store_int(chunk.lengths, p + 1, t);
+      base::store_int(chunk.slots,
+                      block_table[static_cast<std::size_t>(page)] * options.page_size + p % options.page_size, t);
+      base::store_int(chunk.selected_length, std::min(topk, p + 1), t);
+    }
+    return chunk;
+  }
+
+  void rotate_rows(const TensorView& matrix, std::int64_t first) const {
+    for (std::int64_t t = 0; t < matrix.dim(0); ++t)
+      rotate(base::at<float>(matrix, t), cos_sin.data() + (first + t) * config.rope, config.rope, attention_rope);
+  }
+
+  // From hidden rows to the arguments of the four stages.
+  SparseLayerArgs project_input(int l, const Chunk& chunk, const TensorView& input) {
+    const Config& c = config;
+    const Backend& backend = options.backend;
+    const LayerWeights& w = weights.layers[static_cast<std::size_t>(l)];
+    const Cache& cache = caches[static_cast<std::size_t>(l)];
+    const std::int64_t rows = chunk.rows;
+
+    const TensorView q_a = memory.q_a.make<float>({rows, c.q_lora});
+    linear(backend, w.q_a, input, q_a);
+    rms_norm(w.q_a_norm, latent_eps, q_a, q_a);
+    const TensorView q_rows = memory.q.make<float>({rows, c.heads * (c.nope + c.rope)});
+    linear(backend, w.q_b, q_a, q_rows);
+    const TensorView q = by_head(q_rows, c.heads);
+    const TensorView q_latent = memory.q_latent.make<float>({rows, c.heads, c.latent});
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      rotate_rows(head_of(q, h, c.nope, c.rope), chunk.first);
+      linear_transposed(backend, rows_of(w.kv_b, h * (c.nope + c.v), c.nope), head_of(q, h, 0, c.nope),
+                        head_of(q_latent, h, 0, c.latent));
+    }
+    TensorView q_rope = q;
+    q_rope.data = base::at<float>(q, 0, 0, c.nope);
+    q_rope.shape[2] = c.rope;
+
+    const TensorView kv = memory.kv.make<float>({rows, c.latent + c.rope});
+    linear(backend, w.kv_a, input, kv);
+    const TensorView latent = columns_of(kv, 0, c.latent), k_rope = columns_of(kv, c.latent, c.rope);
+    rms_norm(w.kv_a_norm, latent_eps, latent, latent);
+    rotate_rows(k_rope, chunk.first);
+
+    SparseLayerArgs args;
+    args.latent = {.latent = latent, .rope = k_rope, .slots = chunk.slots, .cache = cache.latent};
+    args.attention.q = q_latent;
+    args.attention.q_rope = q_rope;
+    args.attention.kv = cache.latent;
+    args.attention.rows = Slots{chunk.selected_slots, chunk.selected_length};
+    args.attention.scale = static_cast<float>(scale);
+    args.attention.out = memory.attention_out.make<float>({rows, c.heads, c.latent});
+    args.attention.batch_invariant = true;  // so that chunks of any size give the same bits
+    if (!w.indexer) return args;
+
+    const IndexerWeights& iw = *w.indexer;
+    const TensorView k = memory.k.make<float>({rows, c.index_dim});
+    linear(backend, iw.wk, input, k);
+    const TensorView index_q = memory.index_q.make<float>({rows, c.index_heads * c.index_dim});
+    linear(backend, iw.wq_b, q_a, index_q);
+    const TensorView index_weights = memory.index_weights.make<float>({rows, c.index_heads});
+    linear(backend, iw.weights_proj, input, index_weights);
+
+    const Rope rope{index_rope, chunk.positions, tensor(cos_sin.data(), {options.max_tokens, c.rope})};
+    SparseLayerArgs::Indexer& indexer = args.indexer.emplace();
+    indexer.keys = {.k = k,
+                    .norm_weight = tensor(iw.k_norm_weight.data(), {c.index_dim}),
+                    .norm_bias = tensor(iw.k_norm_bias.data(), {c.index_dim}),
+                    .rope = rope,
+                    .slots = chunk.slots,
+                    .cache = cache.index};
+    const bool fp8 = options.index_format == IndexFormat::fp8;
+    const std::initializer_list<std::int64_t> q_shape = {rows, c.index_heads, c.index_dim};
+    indexer.queries = {
+        .q = by_head(index_q, c.index_heads),
+        .weights = index_weights,
+        .weight_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.index_heads * c.index_dim))),
+        .rope = rope,
+        .out_q = fp8 ? memory.out_index_q.make<std::uint8_t>(q_shape) : memory.out_index_q.make<float>(q_shape),
+        .out_weights = memory.out_index_weights.make<float>({rows, c.index_heads})};
+    SelectArgs& select = indexer.select;
+    select.score.q = indexer.queries.out_q;
+    select.score.weights = indexer.queries.out_weights;
+    select.score.paged = {.cache = cache.index, .block_table = table(), .row_request = {}};
+    select.score.lengths = chunk.lengths;
+    select.width = chunk.first + rows;
+    select.positions = chunk.selected_positions;
+    select.slots = chunk.selected_slots;
+    select.map = slot_map();
+    return args;
+  }
+
+  // The stages one at a time, so that each can be timed and the scores be seen. Same results as sparse_layer().
+  void run_stages(int l, const Chunk& chunk, const SparseLayerArgs& args, const TensorView& input,
+                  const TensorView& output, const Observer& observer) {
+    const Backend& backend = options.backend;
+    BlockTrace trace{.layer = l,
+                     .first = chunk.first,
+                     .input = input,
+                     .output = output,
+                     .positions = chunk.selected_positions,
+                     .scores = {},
+                     .args = args,
+                     .us = {}};
+    Clock::time_point start = Clock::now();
+    const auto took = [&](Stage stage) {
+      trace.us[static_cast<std::size_t>(stage)] += us_since(start);
+      start = Clock::now();
+    };
+
+    write_latent(backend, args.latent);
+    if (args.indexer) write_index_keys(backend, args.indexer->keys);
+    took(Stage::write);
+    if (args.indexer) {
+      index_queries(backend, args.indexer->queries);
+      took(Stage::indexer);
+      const SelectArgs& select = args.indexer->select;
+      const std::int64_t width = select.width;
+      const std::int64_t most = kScoreBudgetBytes / (width * size_of(DType::f32));
+      const std::int64_t rows_at_once = observer.scores ? chunk.rows : std::clamp<std::int64_t>(most, 1, chunk.rows);
+      for (std::int64_t begin = 0; begin < chunk.rows; begin += rows_at_once) {
+        const std::int64_t rows = std::min(rows_at_once, chunk.rows - begin);
+        IndexScoreArgs score = select.score;
+        score.q = rows_of(score.q, begin, rows);
+        score.weights = rows_of(score.weights, begin, rows);
+        score.lengths = rows_of(score.lengths, begin, rows);
+        score.logits = memory.scores.make<float>({rows, width});
+        const IndexScoreBounds score_bounds{rows, config.index_heads, width};
+        start = Clock::now();
+        index_scores(backend, score, workspace.of(index_scores_workspace_bytes(backend, score_bounds)));
+        took(Stage::indexer);
+        const TopkArgs pick{.scores = score.logits,
+                            .starts = {},
+                            .lengths = score.lengths,
+                            .positions = rows_of(select.positions, begin, rows),
+                            .slots = rows_of(select.slots, begin, rows),
+                            .map = select.map};
+        sievemla::topk(backend, pick, workspace.of(topk_workspace_bytes(backend, {rows, width, topk})));
+        took(Stage::topk);
+        if (observer.scores) trace.scores = score.logits;
+      }
+    }
+    start = Clock::now();
+    const AttentionBounds bounds = attention_bounds(chunk.rows, args);
+    attention(backend, args.attention, workspace.of(attention_workspace_bytes(backend, bounds)));
+    took(Stage::attention);
+    project(backend, l, args.attention.out, output);
+    observer.block(trace);
+  }
+
+  AttentionBounds attention_bounds(std::int64_t rows, const SparseLayerArgs& args) const {
+    return {.tokens = rows,
+            .heads = config.heads,
+            .lanes = std::get<Slots>(args.attention.rows).indices.dim(1),
+            .latent = static_cast<int>(config.latent),
+            .rope = static_cast<int>(config.rope)};
+  }
+
+  void run_block(int l, const Chunk& chunk, const SparseLayerArgs& args, const TensorView& input,
+                 const TensorView& output, const Observer& observer) {
+    if (observer.block) return run_stages(l, chunk, args, input, output, observer);
+    const SparseLayerBounds bounds{
+        .select = {.rows = chunk.rows, .heads = config.index_heads, .width = chunk.first + chunk.rows, .k = topk},
+        .attention = attention_bounds(chunk.rows, args)};
+    sparse_layer(options.backend, args, workspace.of(sparse_layer_workspace_bytes(options.backend, bounds)));
+    project(options.backend, l, args.attention.out, output);
+  }
+
+  // Latent space -> values -> hidden.
+  void project(const Backend& backend, int l, const TensorView& attention_out, const TensorView& output) const {
+    const Config& c = config;
+    const LayerWeights& w = weights.layers[static_cast<std::size_t>(l)];
+    std::vector<float> room(static_cast<std::size_t>(output.dim(0) * c.heads * c.v));
+    const TensorView values = tensor(room.data(), {output.dim(0), c.heads * c.v});
+    for (std::int64_t h = 0; h < c.heads; ++h)
+      linear(backend, rows_of(w.kv_b, h * (c.nope + c.v) + c.nope, c.v), head_of(attention_out, h, 0, c.latent),
+             columns_of(values, h * c.v, c.v));
+    linear(backend, w.o, values, output);
+  }
+
+  // Logits of the chunk's last `count` rows.
+  void forward_chunk(std::span<const std::int32_t> ids, std::int64_t count, float* logits, const Observer& observer) {
+    const Config& c = config;
+    const std::int64_t rows = static_cast<std::int64_t>(ids.size());
+    const Chunk chunk = make_chunk(length, rows);
+    const TensorView hidden = memory.hidden.make<float>({rows, c.hidden});
+    const TensorView input = memory.input.make<float>({rows, c.hidden});
+    const TensorView output = memory.output.make<float>({rows, c.hidden});
+    for (std::int64_t t = 0; t < rows; ++t)
+      for (std::int64_t i = 0; i < c.hidden; ++i)
+        base::store_f32(hidden, base::load_f32(weights.embed, ids[static_cast<std::size_t>(t)], i), t, i);
+
+    for (int l = 0; l < static_cast<int>(c.layers); ++l) {
+      const LayerWeights& w = weights.layers[static_cast<std::size_t>(l)];
+      rms_norm(w.input_norm, c.rms_norm_eps, hidden, input);
+      run_block(l, chunk, project_input(l, chunk, input), input, output, observer);
+      for (std::int64_t i = 0; i < hidden.elements(); ++i)
+        static_cast<float*>(hidden.data)[i] += static_cast<float*>(output.data)[i];
+      rms_norm(w.post_norm, c.rms_norm_eps, hidden, input);
+      add_mlp(options.backend, c, w, input, hidden);
+    }
+    length += rows;
+    const TensorView last = rows_of(hidden, rows - count, count);
+    rms_norm(weights.norm, c.rms_norm_eps, last, last);
+    linear(options.backend, weights.lm_head, last, tensor(logits, {count, c.vocab}));
+  }
+};
+
+Decoder::Decoder(const Config& config, const Checkpoint& checkpoint, const DecoderOptions& options)
+    : state_(std::make_unique<State>(config, checkpoint, options)) {}
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder::~Decoder() = default;
+
+const Config& Decoder::config() const { return state_->config; }
+const DecoderOptions& Decoder::options() const { return state_->options; }
+std::int64_t Decoder::length() const { return state_->length; }
+void Decoder::reset() { state_->length = 0; }
+
+std::vector<float> Decoder::forward(std::span<const std::int32_t> ids, Logits logits, const Observer& observer) {
+  State& s = *state_;
+  const std::int64_t n = static_cast<std::int64_t>(ids.size());
+  expects(n > 0, "there must be tokens to feed", "decoder: ids", "none");
+  expects(n <= s.options.max_tokens - s.length, "the tokens must fit the cache", "decoder: ids", n, " after ", s.length,
+          " of ", s.options.max_tokens);
+  for (const std::int32_t id : ids)
+    expects(id >= 0 && id < s.config.vocab, "an id lies in the vocabulary of " + std::to_string(s.config.vocab),
+            "decoder: ids", id);
+  const bool all = logits == Logits::all;
+  std::vector<float> out(static_cast<std::size_t>((all ? n : 1) * s.config.vocab));
+  const std::int64_t chunk = s.options.chunk == 0 ? n : s.options.chunk;
+  for (std::int64_t begin = 0; begin < n; begin += chunk) {
+    const std::int64_t rows = std::min(chunk, n - begin);
+    const std::int64_t count = all ? rows : begin + rows == n ? 1 : 0;
+    s.forward_chunk(ids.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows)), count,
+                    out.data() + (all ? begin * s.config.vocab : 0), observer);
+  }
+  return out;
+}
+
+std::vector<float> Decoder::attention_block(int layer, const TensorView& input, const TensorView& positions,
+                                            const Observer& observer) {
+  State& s = *state_;
+  const std::int64_t rows = input.rank == 2 ? input.dim(0) : 0;
+  expects(layer >= 0 && layer < s.config.layers, "the layer must be the model's", "attention_block: layer", layer);
+  expects(rows > 0 && rows <= s.options.max_tokens && input.dim(1) == s.config.hidden && input.dtype == DType::f32,
+          "input must be [rows, hidden] f32 and fit the cache", "attention_block: input", rows, " rows");
+  const bool own = s.weights.layers[static_cast<std::size_t>(layer)].indexer.has_value();
+  expects(positions || own, "a layer that shares a selection needs one handed in", "attention_block: positions",
+          "none");
+
+  reset();
+  State::Chunk chunk = s.make_chunk(0, rows);
+  SparseLayerArgs args = s.project_input(layer, chunk, input);
+  if (positions) {
+    const TensorView handed = s.memory.handed.make<std::int32_t>({rows, positions.dim(1)});
+    positions_to_slots(s.options.backend, positions, s.slot_map(), handed);
+    args.attention.rows = Slots{handed, {}};
+    chunk.selected_positions = positions;
+  }
+  std::vector<float> out(static_cast<std::size_t>(rows * s.config.hidden));
+  s.run_block(layer, chunk, args, input, tensor(out.data(), {rows, s.config.hidden}), observer);
+  reset();
+  return out;
+}
+
+std::vector<float> Decoder::project_output(const Backend& backend, int layer, const TensorView& attention_out) const {
+  std::vector<float> out(static_cast<std::size_t>(attention_out.dim(0) * state_->config.hidden));
+  state_->project(backend, layer, attention_out, tensor(out.data(), {attention_out.dim(0), state_->config.hidden}));
+  return out;
+}
+
+std::int32_t greedy(std::span<const float> logits) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < logits.size(); ++i)
+    if (logits[i] > logits[best] || std::isnan(logits[best])) best = i;
+  return static_cast<std::int32_t>(best);
+}
+
+Generated generate(Decoder& decoder, std::span<const std::int32_t> prompt, const GenerateOptions& options) {
+  Generated out;
+  if (options.tokens <= 0) return out;
+  decoder.reset();
+  const std::vector<std::int64_t>& eos = decoder.config().eos_token_ids;
+  Clock::time_point start = Clock::now();
+  std::vector<float> logits = decoder.forward(prompt, Decoder::Logits::last, options.observer);
+  out.prefill_us = us_since(start);
+  start = Clock::now();
+  while (true) {
+    const std::int32_t token = greedy(logits);
+    out.tokens.push_back(token);
+    if (options.on_token) options.on_token(token);
+    const bool ended = !options.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end();
+    if (ended || static_cast<std::int64_t>(out.tokens.size()) == options.tokens) break;
+    logits = decoder.forward(std::span(&token, 1), Decoder::Logits::last, options.observer);
+  }
+  out.decode_us = us_since(start);
+  if (out.tokens.size() > 1) out.tokens_per_s = static_cast<double>(out.tokens.size() - 1) / out.decode_us * 1e6;
+  return out;
+}
+
+}  // namespace sievemla::model

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/topk/registry.h -- the kernels of stage 2: one list per public function, best first. Their arguments are checked.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "base/registry.h"
+#include "sievemla/topk.h"
+
+namespace sievemla::stage::topk {
+
+struct PositionsToSlotsArgs {
+  TensorView positions;  // as positions_to_slots
+  SlotMap map;
+  TensorView slots;
+};
+
+using TopkKernel = base::Kernel<TopkArgs, TopkBounds>;
+using PositionsToSlotsKernel = base::Kernel<PositionsToSlotsArgs>;
+using ExpandPoolsKernel = base::Kernel<ExpandPoolsArgs>;
+
+std::span<const TopkKernel> topk_kernels();
+std::span<const PositionsToSlotsKernel> positions_to_slots_kernels();
+std::span<const ExpandPoolsKernel> expand_pools_kernels();
+
+// What the rows name. The reference is the specification: it sorts.
+void select_reference(const TopkArgs& args, const base::Exec& exec);
+std::int64_t select_reference_workspace_bytes(const Backend& backend, const TopkBounds& bounds);
+void positions_to_slots_reference(const PositionsToSlotsArgs& args, const base::Exec& exec);
+void expand_pools_reference(const ExpandPoolsArgs& args, const base::Exec& exec);
+
+// Rows in parallel.
+void select_cpu(const TopkArgs& args, const base::Exec& exec);
+std::int64_t select_cpu_workspace_bytes(const Backend& backend, const TopkBounds& bounds);
+void positions_to_slots_cpu(const PositionsToSlotsArgs& args, const base::Exec& exec);
+void expand_pools_cpu(const ExpandPoolsArgs& args, const base::Exec& exec);
+
+}  // namespace sievemla::stage::topk

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// tests/cli/bench_test.cc -- sievemla bench: the names of its cases, and what it writes.
+#include "cli/program.h"
+
+namespace sievemla::test {
+namespace {
+
+TEST(CliBench, NamesThatOtherProgramsUse) {
+  const std::string list = run_program({"bench", "--list"}).out;
+  for (const char* name :
+       {"cpu.attend.decode.bf16.h64.b1.topk2048.t1\n", "cpu.attend.decode.fp8_ds_mla.h64.b1.topk2048.t1\n",
+        "cpu.index.decode.fp8.h32.b1.ctx32768.t1\n", "cpu.index.decode.fp8.h64.b1.ctx32768.t1\n",
+        "cpu.topk.f32.rows1.len131072.k2048.t1\n", "cpu.attend.dense.bf16.h64.b1.ctx8192.t1\n"})
+    EXPECT_NE(list.find(name), std::string::npos) << name;
+}
+
+TEST(CliBench, PatternsAndThreads) {
+  const std::string topk = run_program({"bench", "--list", "--threads", "3", "cpu.topk.*", "*.k2048.t3"}).out;
+  EXPECT_NE(topk.find("cpu.topk.f32.rows1.len131072.k2048.t3\n"), std::string::npos);
+  EXPECT_NE(topk.find("cpu.chain.fp8.h32.b1.ctx32768.k2048.t3\n"), std::string::npos);
+  EXPECT_EQ(topk.find("attend"), std::string::npos);
+  EXPECT_EQ(topk.find("t1\n"), std::string::npos);
+}
+
+struct Work {
+  const char* name;
+  double flops, bytes;
+};
+
+// Small cases of every kind: each is right, and its work is counted as the name says.
+TEST(CliBench, EveryKindIsRightAndCounted) {
+  const double qk_pv = 576 + 512;
+  const Work works[] = {
+      {"cpu.attend.prefill.bf16.h2.s3.kv70.topk16.t1", 2 * 2 * 3 * 16 * qk_pv, 3 * 16 * 1152.},
+      {"cpu.attend.dense.fp8_ds_mla.h3.b2.ctx65.t2", 2 * 3 * 2 * 65 * qk_pv, 2 * 65 * 656.},
+      {"cpu.index.decode.fp8.h4.b2.ctx65.t1", 2. * 4 * 128 * 2 * 65, 132. * 2 * 65},
+      {"cpu.index.prefill.fp8.h4.s3.kv70.t1", 2. * 4 * 128 * (68 + 69 + 70), 4. * (68 + 69 + 70)},
+      {"cpu.topk.f32.rows3.len200.k20.t1", 0, 4. * 3 * 200},
+      {"cpu.select.prefill.fp8.h4.s3.kv70.k8.t1", 2. * 4 * 128 * (68 + 69 + 70), 4. * (68 + 69 + 70)},
+      {"cpu.chain.fp8.h4.b2.ctx65.k8.t2", 2. * 4 * 128 * 2 * 65, 132. * 2 * 65},
+      {"cpu.step.fp8.h4.H2.b2.ctx65.k8.t1", 2. * 4 * 128 * 2 * 65 + 2 * 2 * 2 * 8 * qk_pv,
+       132. * 2 * 65 + 2 * 8 * 656.},
+  };
+  const TempDir dir;
+  const std::string file = (dir / "bench.json").string();
+  std::vector<std::string> arguments = {"bench", "--json", file};
+  for (const Work& work : works) arguments.push_back(work.name);
+  const Outcome outcome = run_program(arguments);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find(works[0].name), std::string::npos);
+
+  const Json json = Json::parse(read_file(file));
+  EXPECT_EQ(json.at("schema"), 1);
+  EXPECT_EQ(json.at("kind"), "bench");
+  EXPECT_FALSE(json.at("cpu").get<std::string>().empty());
+  EXPECT_FALSE(json.contains("gpu"));
+  EXPECT_TRUE(json.at("failed").empty());
+  ASSERT_EQ(json.at("cases").size(), std::size(works));
+  for (std::size_t i = 0; i < std::size(works); ++i) {
+    const Json& row = json.at("cases")[i];
+    SCOPED_TRACE(works[i].name);
+    EXPECT_EQ(row.at("case"), works[i].name);
+    const double us = row.at("us");
+    EXPECT_GT(us, 0);
+    EXPECT_LE(row.at("us_p10"), row.at("us"));
+    EXPECT_GE(row.at("us_p90"), row.at("us"));
+    EXPECT_GE(row.at("runs"), 10);
+    EXPECT_NEAR(row.value("tflops", 0.) * us * 1e6, works[i].flops, works[i].flops * 1e-3);  // 4 digits are written
+    EXPECT_NEAR(row.at("tbps").get<double>() * us * 1e6, works[i].bytes, works[i].bytes * 1e-3);
+    EXPECT_LE(row.at("error"), 0.005);
+  }
+}
+
+TEST(CliBench, SizesThatContradictEachOther) {
+  expect_failure({"bench", "cpu.attend.prefill.bf16.h2.s3.kv7.topk16.t1"}, 2, {"16 of 7"});
+  expect_failure({"bench", "cpu.index.prefill.fp8.h2.s9.kv7.t1"}, 2, {"9 of 7"});
+  expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t0"}, 2, {".t<n>"});
+  expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t9999"}, 2, {"4096"});
+  expect_failure({"bench", "cpu.attend.dense.bf16.h200.b1.ctx10.t1"}, 2, {"heads must be 1 to 128"});
+}
+
+}  // namespace
+}  // namespace sievemla::test

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// tests/cli/program_test.cc -- the program as such: help, wrong use, JSON, streams that are closed or full.
+#include "cli/program.h"
+
+namespace sievemla::test {
+namespace {
+
+constexpr const char* kCommands[] = {"run", "replay", "verify", "bench", "info"};
+
+TEST(Cli, HelpNamesEveryCommandAndStatus) {
+  const Outcome outcome = run_program({"--help"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err, "");
+  for (const char* command : kCommands)
+    EXPECT_NE(outcome.out.find(std::string("\n  ") + command + " "), std::string::npos);
+  for (const char* status : {"0  good", "1  a check failed", "2  wrong use", "3  the device"})
+    EXPECT_NE(outcome.out.find(status), std::string::npos) << status;
+}
+
+TEST(Cli, HelpOfEachCommand) {
+  for (const char* command : kCommands) {
+    const Outcome outcome = run_program({command, "--help"});
+    EXPECT_EQ(outcome.status, 0) << command;
+    EXPECT_NE(outcome.out.find(std::string("sievemla ") + command), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("--json"), std::string::npos) << command;
+  }
+}
+
+TEST(Cli, Version) {
+  const Outcome outcome = run_program({"--version"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.out.rfind("sievemla 0.", 0), 0u) << outcome.out;
+}
+
+TEST(Cli, WithoutACommandPrintsHelpAndFails) {
+  const Outcome outcome = run_program({});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_TRUE(is_complaint(outcome.err));
+  EXPECT_EQ(outcome.out, run_program({"--help"}).out);
+}
+
+TEST(Cli, WrongUse) {
+  const std::string model = golden_dir("glm5-tiny").string(), trace = golden("trace-glm5/trace.safetensors");
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string says;
+  };
+  const Case cases[] = {
+      {{"frobnicate"}, "'frobnicate'"},
+      {{"--json"}, "'--json'"},
+      {{"doctor"}, "'doctor'"},
+      {{"info", "extra"}, "'extra' (info)"},
+      {{"info", "--json", "--markdown"}, "--json"},
+      {{"replay"}, "TRACE"},
+      {{"replay", trace, "--nope"}, "'--nope' (replay)"},
+      {{"replay", trace, "--threads"}, "--threads"},
+      {{"replay", trace, "--threads", "-1"}, "from 0 to 4096: got '-1'"},
+      {{"replay", trace, "--threads", "two"}, "got 'two'"},
+      {{"replay", trace, "--threads", "4097"}, "got '4097'"},
+      {{"replay", trace, "--threads", "99999999999999999999"}, "got '99999999999999999999'"},
+      {{"replay", trace, "--backend", "tpu"}, "one of auto, reference, cpu, cuda"},
+      {{"replay", trace, "--backend", ""}, "got ''"},
+      {{"run", model}, "exactly one of"},
+      {{"run", "--prompt", "x"}, "DIR"},
+      {{"run", model, "--prompt", "x", "--prompt-ids", "1"}, "got 2"},
+      {{"run", model, "--check", "g", "--prompt", "x"}, "got 2"},
+      {{"run", model, "--check", "g", "-n", "3"}, "got -n beside it"},
+      {{"run", model, "--prompt", "x", "-n", "0"}, "-n must be a whole number from 1"},
+      {{"run", model, "--prompt", "x", "-n", "-1"}, "got '-1'"},
+      {{"run", model, "--prompt", "x", "-n", "1.5"}, "got '1.5'"},
+      {{"run", model, "--prompt", "x", "-n", "99999999999"}, "got '99999999999'"},
+      {{"run", model, "--prompt", "x", "--page-size", "0"}, "--page-size"},
+      {{"run", model, "--prompt", "x", "--page-size", "1000000"}, "--page-size"},
+      {{"run", model, "--prompt", "x", "--chunk", "0"}, "--chunk"},
+      {{"run", model, "--prompt", "x", "--chunk", "some"}, "'some'"},
+      {{"run", model, "--prompt", "x", "--kv-format", "f16"}, "f32, bf16, fp8_ds_mla, fp8_nope: got 'f16'"},
+      {{"run", model, "--prompt", "x", "--index-format", "fp4"}, "f32, bf16, fp8: got 'fp4'"},
+      {{"run", model, "--prompt", "x", "--norm-eps", "1e-6"}, "config, hf: got '1e-6'"},
+      {{"run", model, "--prompt", "x", "--backend", "gpu"}, "one of auto"},
+      {{"verify", "--seed", "-3"}, "--seed"},
+      {{"verify", "--backend", "reference"}, "beside the reference"},
+      {{"verify", "--trace-dir", trace}, "--trace-dir is a directory"},
+      {{"bench", "cpu.nothing"}, "cpu.attend.decode"},
+      {{"bench", "gpu*"}, "pattern"},
+      {{"bench", "cpu.topk.f32.rows1.k3.len5.t1"}, "cpu.topk.f32.rows<n>.len<n>.k<n>.t<n>"},
+      {{"bench", "cpu.attend.decode.f16.h64.b1.topk2048.t1"}, "f32, bf16, fp8_ds_mla"},
+      {{"bench", "--json", "/nowhere/x.json", "cpu.topk.f32.rows1.len9.k3.t1"}, "/nowhere/x.json"},
+  };
+  for (const Case& c : cases) expect_failure(c.arguments, 2, {c.says});
+}
+
+#if !defined(SIEVEMLA_WITH_CUDA)
+TEST(Cli, CudaInABuildWithout) {
+  for (const std::string name : {"cuda", "cuda:1"}) {
+    expect_failure({"run", golden_dir("glm5-tiny").string(), "--prompt", "x", "--backend", name}, 2,
+                   {"build with CUDA"});
+    expect_failure({"replay", golden("trace-glm5/trace.safetensors"), "--backend", name}, 2, {"build with CUDA"});
+  }
+}
+#endif
+
+TEST(Cli, AComplaintIsOneLineWhateverItQuotes) {
+  expect_failure({"replay", "no\nsuch\x01 file"}, 2, {"no\\nsuch\\x01 file"});
+  expect_failure({"replay", "\xFF\xFE"}, 2);
+  expect_failure({"two\nlines"}, 2);
+}
+
+TEST(Cli, InfoListsWhatTheBuildHolds) {
+  const Json json = json_of({"info", "--json"}, "info");
+  EXPECT_FALSE(json.at("compiler").get<std::string>().empty());
+  EXPECT_GE(json.at("cpu").at("cores").get<int>(), 1);
+  std::set<std::string> stages;
+  for (const Json& kernel : json.at("kernels")) stages.insert(kernel.at("stage"));
+  EXPECT_EQ(stages, (std::set<std::string>{"write", "indexer", "topk", "attention", "combine"}));
+  EXPECT_EQ(json.at("kv_formats").size(), 4u);
+  EXPECT_FALSE(json.at("geometries").empty());
+  for (const Json& backend : json.at("backends")) {
+    if (backend.at("name") == "cuda") continue;
+    EXPECT_TRUE(backend.at("usable")) << backend;
+  }
+  EXPECT_NE(run_program({"info"}).out.find("attention_reference"), std::string::npos);
+  EXPECT_NE(run_program({"info", "--markdown"}).out.find("| attention | attention_reference |"), std::string::npos);
+}
+
+TEST(CliStreams, ClosedStdoutIsAnError) {
+  const Outcome outcome = run_program({"info"}, Stdout::closed);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_TRUE(is_complaint(outcome.err));
+  EXPECT_NE(outcome.err.find("Bad file descriptor (stdout)"), std::string::npos) << outcome.err;
+}
+
+TEST(CliStreams, FullDiskIsAnError) {
+  const Outcome outcome = run_program({"info"}, Stdout::full);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("No space left on device (stdout)"), std::string::npos) << outcome.err;
+}
+
+TEST(CliStreams, AReaderThatLeftIsNone) {
+  const Outcome outcome = run_program({"info"}, Stdout::pipe_without_reader);
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err, "");
+}
+
+// A file that is opened must not become stdout by taking its number.
+TEST(CliStreams, ClosedStdoutDoesNotWriteIntoFiles) {
+  const TempDir dir;
+  const std::string file = (dir / "bench.json").string();
+  const Outcome outcome = run_program({"bench", "--json", file, "cpu.topk.f32.rows1.len9.k3.t1"}, Stdout::closed);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_FALSE(Json::parse(read_file(file), nullptr, false).is_discarded()) << read_file(file);
+}
+
+}  // namespace
+}  // namespace sievemla::test

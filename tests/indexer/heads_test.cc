@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// tests/indexer/heads_test.cc -- write_index_keys and index_queries on the host backends, against the formulas.
+#include <gtest/gtest.h>
+
+#include "indexer/head.h"
+#include "indexer/problem.h"
+
+namespace sievemla::test {
+namespace {
+
+constexpr int kMaxPosition = 40;
+
+// cos and sin of position * theta^(-2i/64).
+std::vector<float> rope_table(double theta) {
+  std::vector<float> table(kMaxPosition * kIndexRope);
+  for (int p = 0; p < kMaxPosition; ++p)
+    for (int i = 0; i < 32; ++i) {
+      const double angle = p * std::pow(theta, -2.0 * i / kIndexRope);
+      table[p * kIndexRope + i] = static_cast<float>(std::cos(angle));
+      table[p * kIndexRope + 32 + i] = static_cast<float>(std::sin(angle));
+    }
+  return table;
+}
+
+// rope(x) written out by the pairs' definition.
+std::vector<double> roped(const std::vector<double>& x, RopeStyle style, const float* row) {
+  std::vector<double> y = x;
+  for (int i = 0; i < 32 && style != RopeStyle::none; ++i) {
+    const int a = style == RopeStyle::interleaved ? 2 * i : i, b = style == RopeStyle::interleaved ? 2 * i + 1 : i + 32;
+    const double cos = row[i], sin = row[32 + i];
+    y[a] = x[a] * cos - x[b] * sin;
+    y[b] = x[b] * cos + x[a] * sin;
+  }
+  return y;
+}
+
+struct KeyProblem {
+  int tokens;
+  RopeStyle style;
+  DType input;
+  Random random{7};
+  Buffer k, weight, bias, cos_sin;
+  std::vector<double> k_values, weight_values, bias_values;
+  std::vector<float> table = rope_table(1e4);
+  std::vector<std::int32_t> positions;
+  std::vector<std::int64_t> slots;
+
+  KeyProblem(int n, RopeStyle rope, DType dtype)
+      : tokens(n),
+        style(rope),
+        input(dtype),
+        k(dtype, n * kIndexDim),
+        weight(dtype, kIndexDim),
+        bias(dtype, kIndexDim),
+        cos_sin(dtype, kMaxPosition * kIndexRope) {
+    for (int i = 0; i < n * kIndexDim; ++i) k_values.push_back(k.put(i, 0.5 + random.uniform()));  // a mean to remove
+    for (int i = 0; i < kIndexDim; ++i) weight_values.push_back(weight.put(i, 1 + 0.3 * random.uniform()));
+    for (int i = 0; i < kIndexDim; ++i) bias_values.push_back(bias.put(i, 0.3 * random.uniform()));
+    for (int i = 0; i < kMaxPosition * kIndexRope; ++i) table[i] = static_cast<float>(cos_sin.put(i, table[i]));
+    for (int t = 0; t < n; ++t) positions.push_back(static_cast<std::int32_t>(random.below(kMaxPosition)));
+    for (std::int64_t s : random.distinct(n, 2 * n)) slots.push_back(s);
+  }
+  // Slots 0 .. 2 * tokens - 1 lie in pages of 16.
+  std::int64_t pages() const { return (2 * tokens + 15) / 16; }
+  Rope rope() const {
+    if (style == RopeStyle::none) return {style, {}, {}};
+    return {style, tensor(positions.data(), {tokens}), cos_sin.view({kMaxPosition, kIndexRope})};
+  }
+  WriteIndexKeysArgs args(const Buffer& cache, IndexFormat format) const {
+    WriteIndexKeysArgs a;
+    a.k = k.view({tokens, kIndexDim});
+    a.norm_weight = weight.view({kIndexDim});
+    a.norm_bias = bias.view({kIndexDim});
+    a.rope = rope();
+    a.slots = tensor(slots.data(), {tokens});
+    a.cache = {format, cache.view({pages(), 16, format == IndexFormat::fp8 ? kIndexKeyBytes : kIndexDim})};
+    return a;
+  }
+  Buffer cache(IndexFormat format) const {
+    return Buffer(storage(format), pages() * 16 * (format == IndexFormat::fp8 ? kIndexKeyBytes : kIndexDim));
+  }
+  std::vector<double> answer(int t) const {
+    double mean = 0, variance = 0;
+    for (int i = 0; i < kIndexDim; ++i) mean += k_values[t * kIndexDim + i] / kIndexDim;
+    for (int i = 0; i < kIndexDim; ++i) variance += std::pow(k_values[t * kIndexDim + i] - mean, 2) / kIndexDim;
+    std::vector<double> key;
+    for (int i = 0; i < kIndexDim; ++i)
+      key.push_back((k_values[t * kIndexDim + i] - mean) / std::sqrt(variance + 1e-6) * weight_values[i] +
+                    bias_values[i]);
+    return roped(key, style, table.data() + positions[t] * kIndexRope);
+  }
+};
+
+constexpr RopeStyle kStyles[] = {RopeStyle::half_split, RopeStyle::interleaved, RopeStyle::none};
+
+// How far an f32 key may be off, in roundings (2^-24). The mean of 128 values below 1.5 loses at most 128 * 1.5, which
+// 1 / sqrt(variance) and the weight, together below 4, enlarge. The variance loses 130 of itself, halved by the root,
+// on values below 4: 260. Four more operations on such values: 16. Rope mixes two of them by cos and sin: times 1.5.
+constexpr double kKeyBound = 1.5 * (128 * 1.5 * 4 + 260 + 16) * kU;
+
+TEST(WriteIndexKeys, AgreeWithTheFormula) {
+  for (RopeStyle style : kStyles) {
+    for (DType input : {DType::f32, DType::bf16}) {
+      const KeyProblem problem(37, style, input);
+      for (const Backend& backend : host_backends()) {
+        Buffer f32 = problem.cache(IndexFormat::f32), b16 = problem.cache(IndexFormat::bf16);
+        write_index_keys(backend, problem.args(f32, IndexFormat::f32));
+        write_index_keys(backend, problem.args(b16, IndexFormat::bf16));
+        const double bound = backend.kind() == BackendKind::cpu ? kKeyBound : 1e-12;
+        for (int t = 0; t < problem.tokens; ++t) {
+          const std::vector<double> want = problem.answer(t);
+          for (int i = 0; i < kIndexDim; ++i) {
+            const std::int64_t at = problem.slots[t] * kIndexDim + i;
+            const double x = reinterpret_cast<const float*>(f32.bytes.data())[at];
+            const double y = base::to_f32(reinterpret_cast<const bf16*>(b16.bytes.data())[at]);
+            EXPECT_NEAR(x, want[i], bound + kU * std::abs(want[i]))
+                << backend.name() << name_of(style) << t << " " << i;
+            EXPECT_NEAR(y, want[i], bound + 0x1p-8 * std::abs(want[i])) << backend.name() << name_of(style);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(WriteIndexKeys, Fp8IsTheF32KeyQuantised) {
+  const KeyProblem problem(20, RopeStyle::interleaved, DType::bf16);
+  for (const Backend& backend : host_backends()) {
+    Buffer exact = problem.cache(IndexFormat::f32);
+    write_index_keys(backend, problem.args(exact, IndexFormat::f32));
+    for (ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two}) {
+      Buffer packed = problem.cache(IndexFormat::fp8);
+      WriteIndexKeysArgs args = problem.args(packed, IndexFormat::fp8);
+      args.scale = rule;
+      write_index_keys(backend, args);
+      for (std::int64_t slot : problem.slots) {
+        const float* key = reinterpret_cast<const float*>(exact.bytes.data()) + slot * kIndexDim;
+        float amax = 0, stored = 0;
+        for (int i = 0; i < kIndexDim; ++i) amax = std::max(amax, std::abs(key[i]));
+        const kv::IndexKeyAddress at = kv::index_key_address(args.cache, slot);
+        std::memcpy(&stored, at.scale, 4);
+        EXPECT_EQ(stored, rule == ScaleRule::arbitrary ? amax / 448 : std::exp2(std::ceil(std::log2(amax / 448))));
+        for (int i = 0; i < kIndexDim; ++i) {  // half a step: 2^-4 of the value, or 2^-10 among the subnormals
+          const double code = kv::from_e4m3(static_cast<std::uint8_t>(at.key[i])), exact_code = double{key[i]} / stored;
+          EXPECT_LE(std::abs(code - exact_code), std::max(std::abs(exact_code) * 0x1p-4, 0x1p-10)) << i;
+        }
+      }
+    }
+  }
+}
+
+// The bytes of the two backends: a value near a rounding edge may land on either side of it, a step apart.
+TEST(WriteIndexKeys, Fp8BytesOfTheBackendsAreAtMostOneCodeApart) {
+  const KeyProblem problem(64, RopeStyle::half_split, DType::bf16);
+  Buffer a = problem.cache(IndexFormat::fp8), b = a;
+  write_index_keys(Backend::reference(), problem.args(a, IndexFormat::fp8));
+  write_index_keys(Backend::cpu(), problem.args(b, IndexFormat::fp8));
+  int different = 0;
+  for (std::int64_t slot : problem.slots) {
+    const kv::IndexKeyAddress x = kv::index_key_address(problem.args(a, IndexFormat::fp8).cache, slot);
+    const kv::IndexKeyAddress y = kv::index_key_address(problem.args(b, IndexFormat::fp8).cache, slot);
+    ASSERT_EQ(std::memcmp(x.scale, y.scale, 4), 0);
+    for (int i = 0; i < kIndexDim; ++i) {
+      const int p = static_cast<int>(x.key[i]), q = static_cast<int>(y.key[i]);
+      EXPECT_LE(std::abs(p - q), 1);
+      different += p != q;
+    }
+  }
+  EXPECT_LE(different, problem.tokens * kIndexDim / 1000);
+}
+
+TEST(WriteIndexKeys, OnlyTheirSlotsAreWrittenAndNegativeOnesSkipped) {
+  for (IndexFormat format : {IndexFormat::f32, IndexFormat::bf16, IndexFormat::fp8}) {
+    KeyProblem problem(24, RopeStyle::interleaved, DType::f32);
+    for (int t : {0, 5, 23}) {  // padded: nothing of them may be read
+      problem.slots[t] = -1 - t;
+      problem.positions[t] = kMaxPosition + 1'000'000;
+    }
+    std::vector<bool> named(static_cast<std::size_t>(problem.pages() * 16));
+    for (std::int64_t slot : problem.slots)
+      if (slot >= 0) named[slot] = true;
+    for (const Backend& backend : host_backends()) {
+      Buffer cache = problem.cache(format);
+      WriteIndexKeysArgs args = problem.args(cache, format);
+      std::vector<std::int32_t> narrow(problem.slots.begin(), problem.slots.end());
+      if (format == IndexFormat::bf16) args.slots = tensor(narrow.data(), {problem.tokens});
+      write_index_keys(backend, args);
+      for (std::int64_t slot = 0; slot < problem.pages() * 16; ++slot) {
+        double key[kIndexDim];
+        const double scale = kv::load_index_key(args.cache, slot, key);
+        for (int i = 0; i < kIndexDim; ++i)  // 0xFF, the initial bytes, are NaN in every format
+          ASSERT_EQ(std::isnan(key[i] * scale), !named[slot]) << backend.name() << " slot " << slot;
+      }
+    }
+  }
+}
+
+TEST(WriteIndexKeys, EpsilonIsAddedToTheVariance) {
+  // Alternating +-1e-3: mean 0, variance 1e-6, so 1e-6 more halves the square: +-1 / sqrt(2).
+  std::vector<float> k(kIndexDim), ones(kIndexDim, 1.f), zeros(kIndexDim, 0.f), out(kIndexDim, kNan);
+  for (int i = 0; i < kIndexDim; ++i) k[i] = i % 2 ? -1e-3f : 1e-3f;
+  const std::int32_t slot = 0;
+  WriteIndexKeysArgs args;
+  args.k = tensor(k.data(), {1, kIndexDim});
+  args.norm_weight = tensor(ones.data(), {kIndexDim});
+  args.norm_bias = tensor(zeros.data(), {kIndexDim});
+  args.rope.style = RopeStyle::none;
+  args.slots = tensor(&slot, {1});
+  args.cache = {IndexFormat::f32, tensor(out.data(), {1, 1, kIndexDim})};
+  for (const Backend& backend : host_backends()) {
+    write_index_keys(backend, args);
+    for (int i = 0; i < kIndexDim; ++i) EXPECT_NEAR(out[i], (i % 2 ? -1 : 1) * 0.70710678, 1e-6) << backend.name();
+  }
+}
+
+// A LayerNorm: a constant added to k changes nothing, and the bias comes through.
+TEST(WriteIndexKeys, MeanIsRemovedAndBiasAdded) {
+  const KeyProblem problem(3, RopeStyle::none, DType::f32);
+  KeyProblem shifted = problem, unbiased = problem;
+  for (int i = 0; i < 3 * kIndexDim; ++i) shifted.k.put(i, problem.k_values[i] + 2);
+  for (int i = 0; i < kIndexDim; ++i) unbiased.bias.put(i, 0);
+  for (const Backend& backend : host_backends()) {
+    std::vector<std::vector<float>> keys;
+    for (const KeyProblem& p : {problem, shifted, unbiased}) {
+      Buffer cache = p.cache(IndexFormat::f32);
+      write_index_keys(backend, p.args(cache, IndexFormat::f32));
+      keys.push_back(values(cache.view({problem.pages() * 16, kIndexDim})));
+    }
+    for (std::int64_t slot : problem.slots)
+      for (int i = 0; i < kIndexDim; ++i) {
+        const std::size_t at = static_cast<std::size_t>(slot * kIndexDim + i);
+        // k + 2 is itself rounded, to 2^-23, and values up to 3.5 make the mean's bound above 7/3 as large.
+        EXPECT_NEAR(keys[1][at], keys[0][at], 4 * kKeyBound + 4 * 0x1p-23) << backend.name();
+        EXPECT_NEAR(keys[0][at] - keys[2][at], problem.bias_values[i], 1e-6) << backend.name();
+      }
+  }
+}
+
+TEST(WriteIndexKeys, AnAllZeroKeyGetsTheFloorAsEnginesDo) {
+  std::vector<float> k(kIndexDim, 3.f), zeros(kIndexDim, 0.f);
+  const std::int32_t slot = 1;
+  std::vector<std::uint8_t> page(2 * kIndexKeyBytes, 0xA5);
+  WriteIndexKeysArgs args;
+  args.k = tensor(k.data(), {1, kIndexDim});
+  args.norm_weight = args.norm_bias = tensor(zeros.data(), {kIndexDim});
+  args.rope.style = RopeStyle::none;
+  args.slots = tensor(&slot, {1});
+  args.cache.pages = tensor(page.data(), {1, 2, kIndexKeyBytes});
+  for (const Backend& backend : host_backends()) {
+    for (ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two}) {
+      args.scale = rule;
+      write_index_keys(backend, args);
+      float scale = 0;
+      std::memcpy(&scale, page.data() + 2 * kIndexDim + 4, 4);
+      EXPECT_EQ(scale, rule == ScaleRule::arbitrary ? 1e-4f / 448 : 0x1p-22f);  // 2.2e-7, 2.4e-7
+      for (int i = 0; i < kIndexDim; ++i) EXPECT_EQ(page[kIndexDim + i], 0);
+      for (int i = 0; i < kIndexDim; ++i) EXPECT_EQ(page[i], 0xA5);
+    }
+  }
+}
+
+TEST(WriteIndexKeys, ANanOrInfinityMakesTheScaleNan) {
+  for (float bad : {kNan, kInf, -kInf}) {
+    KeyProblem problem(2, RopeStyle::half_split, DType::f32);
+    problem.k.put(kIndexDim + 100, static_cast<double>(bad));
+    for (const Backend& backend : host_backends()) {
+      Buffer cache = problem.cache(IndexFormat::fp8);
+      const WriteIndexKeysArgs args = problem.args(cache, IndexFormat::fp8);
+      write_index_keys(backend, args);
+      float key[kIndexDim];
+      EXPECT_TRUE(std::isfinite(kv::load_index_key(args.cache, problem.slots[0], key))) << backend.name();
+      EXPECT_TRUE(std::isnan(kv::load_index_key(args.cache, problem.slots[1], key))) << backend.name();
+    }
+  }
+}
+
+TEST(WriteIndexKeys, BitsDoNotDependOnThreads) {
+  const KeyProblem problem(70, RopeStyle::interleaved, DType::bf16);
+  Buffer one = problem.cache(IndexFormat::fp8);
+  write_index_keys(Backend::cpu({1, {}}), problem.args(one, IndexFormat::fp8));
+  for (int threads : {2, 7}) {
+    Buffer many = problem.cache(IndexFormat::fp8);
+    write_index_keys(Backend::cpu({threads, {}}), problem.args(many, IndexFormat::fp8));
+    EXPECT_EQ(many.bytes, one.bytes) << threads;
+  }
+}
+
+TEST(WriteIndexKeys, NoTokensIsLegal) {
+  const KeyProblem problem(1, RopeStyle::half_split, DType::f32);
+  Buffer cache = problem.cache(IndexFormat::fp8);
+  const std::vector<std::byte> before = cache.bytes;
+  WriteIndexKeysArgs args = problem.args(cache, IndexFormat::fp8);
+  for (TensorView* v : {&args.k, &args.slots, &args.rope.positions}) v->shape[0] = 0, v->data = nullptr;
+  for (const Backend& backend : host_backends()) write_index_keys(backend, args);
+  EXPECT_EQ(cache.bytes, before);
+}
+
+// ---- queries ----------------------------------------------------------------------------------------
+
+struct QueryProblem {
+  static constexpr int kTokens = 3, kHeads = 19;  // more heads than a task of the cpu backend, which takes 16
+  RopeStyle style;
+  Random random{11};
+  Buffer q, weights, cos_sin;
+  std::vector<double> q_values, weight_values;
+  std::vector<float> table = rope_table(1e6);
+  std::vector<std::int64_t> positions{5, 0, 39};
+
+  QueryProblem(RopeStyle rope, DType dtype)
+      : style(rope),
+        q(dtype, kTokens * kHeads * kIndexDim),
+        weights(dtype, kTokens * kHeads),
+        cos_sin(DType::f32, kMaxPosition * kIndexRope) {
+    for (int i = 0; i < kTokens * kHeads * kIndexDim; ++i) q_values.push_back(q.put(i, 2 * random.uniform()));
+    for (int i = 0; i < kTokens * kHeads; ++i) weight_values.push_back(weights.put(i, random.uniform()));
+    for (int i = 0; i < kMaxPosition * kIndexRope; ++i) cos_sin.put(i, table[i]);
+  }
+  IndexQueryArgs args(const Buffer& out_q, std::vector<float>& out_weights) const {
+    IndexQueryArgs a;
+    a.q = q.view({kTokens, kHeads, kIndexDim});
+    a.weights = weights.view({kTokens, kHeads});
+    a.weight_scale = 0.125f;
+    a.rope.style = style;
+    if (style != RopeStyle::none) {
+      a.rope.positions = tensor(positions.data(), {kTokens});
+      a.rope.cos_sin = cos_sin.view({kMaxPosition, kIndexRope});
+    }
+    a.out_q = out_q.view({kTokens, kHeads, kIndexDim});
+    a.out_weights = tensor(out_weights.data(), {kTokens, kHeads});
+    return a;
+  }
+  std::vector<double> answer(int t, int h) const {
+    const auto first = q_values.begin() + (t * kHeads + h) * kIndexDim;
+    return roped({first, first + kIndexDim}, style, table.data() + positions[t] * kIndexRope);
+  }
+};
+
+TEST(IndexQueries, AgreeWithTheFormula) {
+  for (RopeStyle style : kStyles) {
+    for (DType input : {DType::f32, DType::bf16}) {
+      for (DType output : {DType::f32, DType::bf16, DType::u8}) {
+        const QueryProblem problem(style, input);
+        for (const Backend& backend : host_backends()) {
+          Buffer out(output, QueryProblem::kTokens * QueryProblem::kHeads * kIndexDim);
+          std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads, kNan);
+          index_queries(backend, problem.args(out, weights));
+          for (int t = 0; t < QueryProblem::kTokens; ++t)
+            for (int h = 0; h < QueryProblem::kHeads; ++h) {
+              const int at = t * QueryProblem::kHeads + h;
+              const std::vector<double> want = problem.answer(t, h);
+              double scale = 1, amax = 0;
+              for (double x : want) amax = std::max(amax, std::abs(x));
+              if (output == DType::u8) scale = std::exp2(std::ceil(std::log2(amax / 448)));
+              EXPECT_NEAR(weights[at], problem.weight_values[at] * 0.125 * scale, 1e-6 * scale) << backend.name();
+              // Rope in f32: three roundings of products and a sum below 4. Then the output's own half step.
+              const double half_step = output == DType::f32 ? kU : output == DType::bf16 ? 0x1p-8 : 0x1p-4;
+              double got[kIndexDim];
+              kv::load_index_values(output, out.bytes.data() + at * kIndexDim * size_of(output), got);
+              for (int i = 0; i < kIndexDim; ++i) {
+                const double least = output == DType::u8 ? 0x1p-10 * scale : 0;  // half a step of the subnormals
+                EXPECT_NEAR(got[i] * scale, want[i], 12 * kU + std::max(1.001 * half_step * std::abs(want[i]), least))
+                    << backend.name() << " " << name_of(style) << " token " << t << " head " << h << " dim " << i;
+              }
+            }
+        }
+      }
+    }
+  }
+}
+
+TEST(IndexQueries, TheOutputMayBeTheInput) {
+  const QueryProblem problem(RopeStyle::half_split, DType::f32);
+  for (const Backend& backend : host_backends()) {
+    Buffer apart(DType::f32, std::ssize(problem.q_values));
+    std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads, kNan);
+    index_queries(backend, problem.args(apart, weights));
+    QueryProblem inplace = problem;
+    index_queries(backend, inplace.args(inplace.q, weights));
+    EXPECT_EQ(inplace.q.bytes, apart.bytes) << backend.name();
+  }
+}
+
+TEST(IndexQueries, AQueryOfZerosOrNan) {
+  QueryProblem problem(RopeStyle::none, DType::f32);
+  for (int i = 0; i < kIndexDim; ++i) problem.q.put(i, 0);
+  problem.q.put(kIndexDim + 3, static_cast<double>(kNan));
+  for (const Backend& backend : host_backends()) {
+    Buffer out(DType::u8, std::ssize(problem.q_values));
+    std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads, 0.f);
+    index_queries(backend, problem.args(out, weights));
+    for (int i = 0; i < 2 * kIndexDim; ++i) EXPECT_EQ(out.bytes[i], std::byte{0}) << backend.name();
+    // floor 1e-10: 1e-10 / 448 = 2.2e-13, up to the next power of two 2^-42 = 2.3e-13
+    EXPECT_FLOAT_EQ(weights[0], static_cast<float>(problem.weight_values[0] * 0.125 * 0x1p-42)) << backend.name();
+    EXPECT_TRUE(std::isnan(weights[1])) << backend.name();
+    EXPECT_TRUE(std::isfinite(weights[2])) << backend.name();
+  }
+}
+
+TEST(IndexQueries, BitsDoNotDependOnThreads) {
+  const QueryProblem problem(RopeStyle::interleaved, DType::bf16);
+  Buffer one(DType::u8, std::ssize(problem.q_values)), many = one;
+  std::vector<float> one_weights(QueryProblem::kTokens * QueryProblem::kHeads), many_weights = one_weights;
+  index_queries(Backend::cpu({1, {}}), problem.args(one, one_weights));
+  for (int threads : {2, 7}) {
+    index_queries(Backend::cpu({threads, {}}), problem.args(many, many_weights));
+    EXPECT_EQ(many.bytes, one.bytes) << threads;
+    EXPECT_EQ(many_weights, one_weights) << threads;
+  }
+}
+
+TEST(IndexQueries, NoTokensIsLegal) {
+  const QueryProblem problem(RopeStyle::interleaved, DType::f32);
+  std::vector<float> weights(1, kUntouched);
+  Buffer out(DType::u8, 0);
+  IndexQueryArgs args = problem.args(out, weights);
+  for (TensorView* v : {&args.q, &args.weights, &args.rope.positions, &args.out_q, &args.out_weights})
+    v->shape[0] = 0, v->data = nullptr;
+  for (const Backend& backend : host_backends()) index_queries(backend, args);
+  EXPECT_EQ(weights[0], kUntouched);
+}
+
+// What the rope is for: the dot product of a rotated query and key depends on the distance of their positions alone.
+TEST(IndexRope, DotProductsDependOnTheDistance) {
+  const std::vector<float> table = rope_table(1e4);
+  const std::vector<double> q = {Random(1).uniform(), 2, 3, 4}, k = {1, -2, Random(2).uniform(), 5};
+  for (RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved}) {
+    auto dot = [&](int a, int b) {
+      double x[kIndexRope] = {}, y[kIndexRope] = {}, cos[2][32], sin[2][32], sum = 0;
+      for (int i = 0; i < 32; ++i) {
+        cos[0][i] = table[a * kIndexRope + i], sin[0][i] = table[a * kIndexRope + 32 + i];
+        cos[1][i] = table[b * kIndexRope + i], sin[1][i] = table[b * kIndexRope + 32 + i];
+      }
+      for (std::size_t i = 0; i < 4; ++i)
+        x[i * 16] = q[i], y[i * 16] = k[i], x[i * 16 + 1] = k[i], y[i * 16 + 1] = q[i];
+      stage::indexer::rotate(style, 32, cos[0], sin[0], x);
+      stage::indexer::rotate(style, 32, cos[1], sin[1], y);
+      for (int i = 0; i < kIndexRope; ++i) sum += x[i] * y[i];
+      return sum;
+    };
+    EXPECT_NEAR(dot(30, 25), dot(9, 4), 1e-4) << name_of(style);  // the table is f32: angles to 40 are off by 1e-6
+    EXPECT_GT(std::abs(dot(30, 25) - dot(9, 5)), 1e-2) << name_of(style);
+  }
+}
+
+// d = 4, theta 1e4, position 1.
+TEST(Case20, RopeBothWays) {
+  const double expected[2][4] = {{-1.984111, 1.959901, 2.462378, 4.019800}, {-1.142640, 1.922076, 2.959851, 4.029799}};
+  const RopeStyle styles[2] = {RopeStyle::half_split, RopeStyle::interleaved};
+  for (int s = 0; s < 2; ++s) {
+    const double cos[] = {std::cos(1.0), std::cos(0.01)}, sin[] = {std::sin(1.0), std::sin(0.01)};
+    double x[] = {1, 2, 3, 4};
+    stage::indexer::rotate(styles[s], 2, cos, sin, x);
+    const float cos_f[] = {std::cos(1.f), std::cos(0.01f)}, sin_f[] = {std::sin(1.f), std::sin(0.01f)};
+    float y[] = {1, 2, 3, 4};
+    stage::indexer::rotate(styles[s], 2, cos_f, sin_f, y);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_NEAR(x[i], expected[s][i], 1e-6) << name_of(styles[s]) << i;
+      EXPECT_NEAR(y[i], expected[s][i], 2e-6) << name_of(styles[s]) << i;
+    }
+  }
+}
+
+// In an indexer head of 128 the FIRST 64 turn: the last 64 keep their bits, and at position > 0 the first do not.
+TEST(Case20, RopeCoversTheFirst64OfAnIndexerHead) {
+  for (RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved}) {
+    const QueryProblem problem(style, DType::f32);
+    for (const Backend& backend : host_backends()) {
+      Buffer out(DType::f32, std::ssize(problem.q_values));
+      std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads);
+      index_queries(backend, problem.args(out, weights));
+      for (int at = 0; at < QueryProblem::kHeads * kIndexDim; ++at) {  // token 0, at position 5
+        const bool kept = std::memcmp(out.bytes.data() + 4 * at, problem.q.bytes.data() + 4 * at, 4) == 0;
+        // The slowest of theta 1e6 turns by 5 * 1e-6^(31/32) = 8e-6 rad, which an f32 near 1 sees, one near 0 may not.
+        if (const int d = at % kIndexDim; d >= kIndexRope || d < 8) {
+          EXPECT_EQ(kept, d >= kIndexRope) << backend.name() << " " << at;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sievemla::test
