@@ -69,6 +69,8 @@ const at::RowKernels& kernels_of(KvFormat format, int rope) {
   std::exit(2);
 }
 
+std::int64_t merge_limit = at::kMergeHereBytes;
+
 // The chosen or a forced tile and number of parts.
 at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_heads, int force_parts) {
   std::vector<at::TileShape> shapes;
@@ -80,7 +82,7 @@ at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force
     if (rows.tile[i].shape.heads == heads) c.tile = static_cast<std::size_t>(i);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
-    c.merge_here = heads * at::kHeadBytes * force_parts <= at::kMergeBytes;
+    c.merge_here = heads * at::kHeadBytes * force_parts <= merge_limit || force_parts == 1;
   }
   return c;
 }
@@ -732,6 +734,7 @@ int main(int argc, char** argv) {
     if (a == "--json") json = argv[++i];
     else if (a == "--tile") tile = std::atoi(argv[++i]);
     else if (a == "--parts") parts = std::atoi(argv[++i]);
+    else if (a == "--merge-limit") merge_limit = std::atoll(argv[++i]);
     else keys.push_back(a);
   }
   if (mode == "bench") return bench(keys, json, tile, parts);

@@ -36,7 +36,9 @@ struct Choice {
 };
 
 inline constexpr std::int64_t kHeadBytes = 512 * 4;                       // of a partial result
-inline constexpr std::int64_t kMergeBytes = 256 << 10;                    // most that one CTA merges
+inline constexpr std::int64_t kMergeBytes = 256 << 10;                    // most that the last CTA to arrive may merge
+inline constexpr std::int64_t kMergeHereBytes = 64 << 10;                 // most that it does: beyond, a kernel is quicker
+inline constexpr int kMostParts = 32;                                     // of equal length
 inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;    // most partial results in all
 inline constexpr int kMergeParts = 2048;                                  // most that the merge kernel takes
 
@@ -61,7 +63,8 @@ inline double clocks(const TileShape& t, const Workload& x, int parts) {
   const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
   const double tiles = static_cast<double>(cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts}));
   const double tile = (c.tile + c.crowd * static_cast<double>(crowd - 1)) * t.tokens / 32;
-  const double merge = parts > 1 ? 3000 + c.merge * static_cast<double>(parts * std::min<std::int64_t>(t.heads, x.heads)) : 0;
+  const bool here = parts * t.heads * kHeadBytes <= kMergeHereBytes;
+  const double merge = parts == 1 ? 0 : here ? 3000 + c.merge * parts * t.heads : 7000;
   return static_cast<double>(waves) * (c.start + tiles * tile) + merge;
 }
 
@@ -74,7 +77,7 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
     if (i > 0 && x.heads <= tiles[i - 1].heads) break;  // more than half of it would idle
     const std::int64_t groups = cuda::ceil_div<std::int64_t>(x.heads, t.heads), rows = x.units * groups * t.heads;
     const std::int64_t all_tiles = std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(x.lanes, t.tokens));
-    std::int64_t most = std::min(all_tiles, kMergeBytes / (t.heads * kHeadBytes));
+    std::int64_t most = std::min<std::int64_t>(all_tiles, kMostParts);
     if (x.units * groups > cuda::kAttentionTickets || rows == 0) most = 1;
     else most = std::max<std::int64_t>(1, std::min(most, kPartialHeads / rows));
     if (x.invariant) {  // by heads alone, and never cut
@@ -85,7 +88,7 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
       const double cost = clocks(t, x, parts);
       if (best.items > 0 && cost >= least) continue;
       least = cost;
-      best = {i, groups, parts, 0, true, x.units * parts};
+      best = {i, groups, parts, 0, parts * t.heads * kHeadBytes <= kMergeHereBytes || parts == 1, x.units * parts};
     }
   }
   const TileShape& t = tiles[best.tile];

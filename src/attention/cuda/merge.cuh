@@ -41,6 +41,40 @@ __device__ inline void store4(const CudaParams& p, std::int64_t to, float4 x) {
   }
 }
 
+// Adds up a thread's columns 4t .. 4t + 3 of every head, part by part; 32 loads in flight, of 32 / Parts heads.
+template <int Parts>
+__device__ inline void add_parts(const CudaParams& p, const float4* from, std::int64_t part_step, int parts, int heads,
+                                 const float* s_weight, const std::int64_t* s_out_at) {
+  constexpr int kHeads = 32 / Parts;
+  const int thread = threadIdx.x, share = blockDim.x / 128;
+#pragma unroll 1
+  for (int first = thread / 128 * kHeads; first < heads; first += share * kHeads) {
+    float4 sum[kHeads] = {};
+#pragma unroll 1
+    for (int i = 0; i < parts; i += Parts) {
+      float4 x[kHeads][Parts];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int j = 0; j < Parts; ++j)
+          if (first + h < heads && i + j < parts) x[h][j] = __ldcg(from + (first + h) * (512 / 4) + (i + j) * part_step);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int j = 0; j < Parts; ++j) {
+          const float weight = first + h < heads && i + j < parts ? s_weight[(first + h) * parts + i + j] : 0.f;
+          if (weight != 0.f) {  // an empty part has no row: what lies there may be NaN
+            sum[h].x += weight * x[h][j].x, sum[h].y += weight * x[h][j].y;
+            sum[h].z += weight * x[h][j].z, sum[h].w += weight * x[h][j].w;
+          }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      if (first + h < heads) store4(p, s_out_at[first + h] + thread % 128 * 4, sum[h]);
+  }
+}
+
 // Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA call.
 // Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is where
 // head first + h starts in out.
@@ -56,58 +90,35 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
   for (int i = thread; i < parts * heads; i += blockDim.x)
     s_weight[i] = __ldcg(p.partial_log2 + base + i / parts + i % parts * step);
   __syncthreads();
+  const int lane = thread % 16;  // 16 lanes a head
 #pragma unroll 1
-  for (int h = thread; h < heads; h += blockDim.x) {
+  for (int h = thread / 16; h - thread % 32 / 16 < heads; h += blockDim.x / 16) {  // whole warps
     float* weight = s_weight + h * parts;
+    const int mine = h < heads ? parts : 0;
     float peak = -INFINITY, sum = 0.f;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) peak = fmaxf(peak, weight[i]);
+    for (int i = lane; i < mine; i += 16) peak = fmaxf(peak, weight[i]);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
     const float shift = peak == -INFINITY ? 0.f : peak;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) sum += weight[i] = cuda::exp2_approx(weight[i] - shift);
+    for (int i = lane; i < mine; i += 16) sum += weight[i] = cuda::exp2_approx(weight[i] - shift);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (h >= heads) continue;
     const HeadPlace at = place_of(p, part.unit, group * group_heads + first + h);
     const float inverse = inverse_with_sink(p, sum, shift, at.head);
-    if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
+    if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) weight[i] *= inverse;
+    for (int i = lane; i < mine; i += 16) weight[i] *= inverse;
   }
   __syncthreads();
 
-  // A thread adds up columns 4t .. 4t + 3 of every head in turn, part by part. Its loads run ahead, across heads: `to`
-  // loads, `h` adds up, both in the order (head, part).
-  constexpr int kAhead = 16;
-  const int share = blockDim.x / 128;
   const float4* from = reinterpret_cast<const float4*>(p.partial) + base * (512 / 4) + thread % 128;
   const std::int64_t part_step = step * (512 / 4);
-  float4 sum = {0.f, 0.f, 0.f, 0.f}, x[kAhead];
-  int h = thread / 128, i = 0, to_h = h, to_i = 0;
-  const float4* to = from + h * (512 / 4);
-  const auto load = [&](float4& into) {
-    if (to_h < heads) into = __ldcg(to);
-    to += part_step;
-    if (++to_i == parts) to_i = 0, to_h += share, to = from + to_h * (512 / 4);
-  };
-#pragma unroll
-  for (int j = 0; j < kAhead; ++j) load(x[j]);
-#pragma unroll 1
-  while (h < heads) {
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      if (h < heads) {
-        const float weight = s_weight[h * parts + i];
-        if (weight != 0.f)  // an empty part has no row: what lies there may be NaN
-          sum.x += weight * x[j].x, sum.y += weight * x[j].y, sum.z += weight * x[j].z, sum.w += weight * x[j].w;
-        load(x[j]);
-        if (++i == parts) {
-          store4(p, s_out_at[h] + thread % 128 * 4, sum);
-          sum = {0.f, 0.f, 0.f, 0.f};
-          i = 0, h += share;
-        }
-      }
-    }
-  }
+  if (parts <= 4) add_parts<4>(p, from, part_step, parts, heads, s_weight, s_out_at);
+  else add_parts<16>(p, from, part_step, parts, heads, s_weight, s_out_at);
 }
-
 
 // Where parts are many: one CTA of 128 threads a head.
 template <class Arch>
