@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "attention/cuda/kernels.cuh"
-#include "cuda/arch/sm90.h"
 #include "cuda/arch/sm86.h"
+#include "cuda/arch/sm90.h"
 #include "kv/fp8_rows.h"
 #include "kv/plain.h"
 
@@ -59,7 +59,8 @@ struct Random {
 void prepare() {
   for (const auto& rows : kConfig.rows)
     for (int i = 0; i < rows.count; ++i)
-      GOOD(cudaFuncSetAttribute(rows.tile[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, rows.tile[i].smem_bytes));
+      GOOD(cudaFuncSetAttribute(rows.tile[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                rows.tile[i].smem_bytes));
 }
 
 const at::RowKernels& kernels_of(KvFormat format, int rope) {
@@ -68,8 +69,6 @@ const at::RowKernels& kernels_of(KvFormat format, int rope) {
   std::printf("no kernels for this row type\n");
   std::exit(2);
 }
-
-std::int64_t merge_limit = at::kMergeHereBytes;
 
 // The chosen or a forced tile and number of parts.
 at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_heads, int force_parts) {
@@ -82,7 +81,7 @@ at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force
     if (rows.tile[i].shape.heads == heads) c.tile = static_cast<std::size_t>(i);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
-    c.merge_here = heads * at::kHeadBytes * force_parts <= merge_limit || force_parts == 1;
+    c.merge_here = at::merges_here(rows.tile[c.tile].shape, force_parts);
   }
   return c;
 }
@@ -91,10 +90,12 @@ cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Cho
   p.parts = choice.parts, p.target = choice.target, p.merge_here = choice.merge_here;
   int groups = static_cast<int>(choice.groups), heads = kernel.shape.heads, tokens = kernel.shape.tokens;
   void* args[] = {&p, &groups, &heads, &tokens};
-  cudaError_t e = cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(choice.items * choice.groups)), dim3(static_cast<unsigned>(kernel.threads)), args,
+  cudaError_t e = cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(choice.items * choice.groups)),
+                                   dim3(static_cast<unsigned>(kernel.threads)), args,
                                    static_cast<std::size_t>(kernel.smem_bytes), stream);
   if (e == cudaSuccess && !choice.merge_here)
-    e = cudaLaunchKernel(kConfig.merge, dim3(static_cast<unsigned>(p.units * p.fold * p.heads)), dim3(128), args, 0, stream);
+    e = cudaLaunchKernel(kConfig.merge, dim3(static_cast<unsigned>(p.units * p.fold * p.heads)), dim3(128), args, 0,
+                         stream);
   return e;
 }
 
@@ -118,10 +119,11 @@ struct Case {
   std::string name;
   KvFormat format = KvFormat::fp8_ds_mla;
   int rope = 64, heads = 64, requests = 2, q_len = 1, topk = 64;
-  bool dense = false, shared = false;  // shared: q_len stride 0
+  bool dense = false, shared = false;             // shared: q_len stride 0
   int page_size = 64, page_pad = 0, row_pad = 0;  // bytes
   int pages = 40;
-  bool wide = false, lengths = false, sink = false, out_f32 = false, pair = false, hostile = false, far = false, invariant = false;
+  bool wide = false, lengths = false, sink = false, out_f32 = false, pair = false, hostile = false, far = false,
+       invariant = false;
   int tile = 0, parts = 0;
   bool nan_row = false;
 };
@@ -154,21 +156,24 @@ bool run_case(const Case& x, std::uint64_t seed) {
       if (x.lengths && r == 2) lengths[r] = -1;
       if (x.lengths && r == 3) lengths[r] = x.topk + 500;
       for (int j = 0; j < table_pages; ++j)
-        table[r * table_step + j] = x.hostile && random.below(5) == 0 ? (random.below(2) ? x.pages + 3 : -1) : random.below(x.pages);
+        table[r * table_step + j] =
+            x.hostile && random.below(5) == 0 ? (random.below(2) ? x.pages + 3 : -1) : random.below(x.pages);
     }
     for (int t = 0; t < tokens; ++t) {
       const int r = t / x.q_len, seen = lengths[r] - x.q_len + 1 + t % x.q_len;
       limit[t] = std::clamp(seen, 0, x.topk);
       for (int j = 0; j < x.topk; ++j) {
         const std::int64_t page = table[r * table_step + j / x.page_size];
-        slot[static_cast<std::size_t>(t) * x.topk + j] = page < 0 || page >= x.pages ? -1 : page * x.page_size + j % x.page_size;
+        slot[static_cast<std::size_t>(t) * x.topk + j] =
+            page < 0 || page >= x.pages ? -1 : page * x.page_size + j % x.page_size;
       }
     }
   } else {
     for (int t = 0; t < tokens; ++t) {
       if (x.lengths) limit[t] = t % 4 == 1 ? 0 : t % 4 == 2 ? -5 : random.below(x.topk + 1);
       for (int j = 0; j < x.topk; ++j) {
-        std::int64_t v = x.far ? far_slot(random.below(64)) : static_cast<std::int64_t>(random.next() % static_cast<std::uint64_t>(slots));
+        std::int64_t v = x.far ? far_slot(random.below(64))
+                               : static_cast<std::int64_t>(random.next() % static_cast<std::uint64_t>(slots));
         if (x.hostile) {
           const int kind = random.below(8);
           if (kind == 0 || (j < 40 && t % 2 == 0)) v = -1;
@@ -183,7 +188,8 @@ bool run_case(const Case& x, std::uint64_t seed) {
     if (x.shared)
       for (int t = 0; t < tokens; ++t)
         for (int j = 0; j < x.topk; ++j)
-          slot[static_cast<std::size_t>(t) * x.topk + j] = slot[static_cast<std::size_t>(t / x.q_len * x.q_len) * x.topk + j];
+          slot[static_cast<std::size_t>(t) * x.topk + j] =
+              slot[static_cast<std::size_t>(t / x.q_len * x.q_len) * x.topk + j];
   }
   const auto live = [&](int t, int j) {
     const std::int64_t v = slot[static_cast<std::size_t>(t) * x.topk + j];
@@ -200,9 +206,15 @@ bool run_case(const Case& x, std::uint64_t seed) {
     float v[576];
     for (float& y : v) y = r.uniform() * (r.below(9) == 0 ? 4.f : .7f);
     bytes.resize(static_cast<std::size_t>(row_bytes));
-    if (x.format == KvFormat::bf16) kv::Bf16Row::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)}, ScaleRule::arbitrary);
-    else if (x.rope) kv::Fp8DsMlaRow::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)}, ScaleRule::arbitrary);
-    else kv::Fp8NopeRow::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)}, ScaleRule::arbitrary);
+    if (x.format == KvFormat::bf16)
+      kv::Bf16Row::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)},
+                                ScaleRule::arbitrary);
+    else if (x.rope)
+      kv::Fp8DsMlaRow::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)},
+                                    ScaleRule::arbitrary);
+    else
+      kv::Fp8NopeRow::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)},
+                                   ScaleRule::arbitrary);
   }
   std::int64_t nan_slot = -1;
   if (x.nan_row && live(0, 0)) {
@@ -216,7 +228,8 @@ bool run_case(const Case& x, std::uint64_t seed) {
   GOOD(cudaMemset(d_rows, 0xFF, cache_bytes));
   const auto at_slot = [&](std::int64_t s) { return s / x.page_size * page_step + s % x.page_size * row_step; };
   if (x.far) {
-    for (auto& [s, bytes] : row_of) GOOD(cudaMemcpy(d_rows + at_slot(s), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    for (auto& [s, bytes] : row_of)
+      GOOD(cudaMemcpy(d_rows + at_slot(s), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
   } else {
     std::vector<std::byte> cache(cache_bytes, std::byte{0xFF});
     for (auto& [s, bytes] : row_of) std::memcpy(cache.data() + at_slot(s), bytes.data(), bytes.size());
@@ -229,7 +242,8 @@ bool run_case(const Case& x, std::uint64_t seed) {
   for (std::size_t i = 0; i < q.size(); ++i) q[i] = base::to_bf16(random.uniform()), qf[i] = base::to_f32(q[i]);
   std::vector<bf16> latent, rope;
   if (x.pair) {
-    latent.resize(static_cast<std::size_t>(tokens) * x.heads * 512), rope.resize(static_cast<std::size_t>(tokens) * x.heads * 64);
+    latent.resize(static_cast<std::size_t>(tokens) * x.heads * 512),
+        rope.resize(static_cast<std::size_t>(tokens) * x.heads * 64);
     for (int t = 0; t < tokens; ++t)
       for (int h = 0; h < x.heads; ++h)
         for (int i = 0; i < width; ++i) {
@@ -255,7 +269,8 @@ bool run_case(const Case& x, std::uint64_t seed) {
   at::CudaParams p{};
   bf16* d_q = device_copy(x.pair ? latent : q);
   bf16* d_rope = device_copy(rope);
-  p.q = d_q, p.q_token = x.pair ? 512 : std::int64_t{x.heads} * width, p.q_head = x.pair ? std::int64_t{tokens} * 512 : width;
+  p.q = d_q, p.q_token = x.pair ? 512 : std::int64_t{x.heads} * width,
+  p.q_head = x.pair ? std::int64_t{tokens} * 512 : width;
   p.q_rope = x.pair ? d_rope : d_q + 512, p.q_rope_token = x.pair ? std::int64_t{x.heads} * 64 : p.q_token;
   p.q_rope_head = x.pair ? 64 : width;
   p.rows = d_rows, p.page_bytes = page_step, p.row_bytes = row_step, p.slots = slots, p.pages = x.pages;
@@ -269,10 +284,12 @@ bool run_case(const Case& x, std::uint64_t seed) {
   const bool fold = x.dense || x.shared;
   p.units = fold ? x.requests : tokens, p.fold = fold ? x.q_len : 1, p.heads = x.heads;
   if (x.dense) {
-    p.table = d_table, p.table_request = table_step, p.table_pages = table_pages, p.table_page = at::divider(x.page_size), p.lengths = d_lengths;
+    p.table = d_table, p.table_request = table_step, p.table_pages = table_pages,
+    p.table_page = at::divider(x.page_size), p.lengths = d_lengths;
   } else {
     p.indices = x.wide ? static_cast<void*>(d_wide) : d_narrow, p.wide_indices = x.wide;
-    p.unit_tokens = fold ? 1 : x.q_len, p.index_request = std::int64_t{x.q_len} * x.topk, p.index_token = x.topk, p.index_lane = 1;
+    p.unit_tokens = fold ? 1 : x.q_len, p.index_request = std::int64_t{x.q_len} * x.topk, p.index_token = x.topk,
+    p.index_lane = 1;
     if (x.lengths) p.topk_length = d_limit;
   }
   p.lanes = x.topk, p.scale_log2 = 0.0625f * at::kLog2e, p.sink = x.sink ? d_sink : nullptr;
@@ -281,7 +298,8 @@ bool run_case(const Case& x, std::uint64_t seed) {
 
   const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
-  const std::int64_t group_heads = rows.tile[choice.tile].shape.heads, partial_rows = choice.items * choice.groups * group_heads;
+  const std::int64_t group_heads = rows.tile[choice.tile].shape.heads,
+                     partial_rows = choice.items * choice.groups * group_heads;
   GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 512 * 4));
   GOOD(cudaMemset(p.partial, 0xFF, static_cast<std::size_t>(partial_rows) * 512 * 4));
   GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
@@ -305,8 +323,9 @@ bool run_case(const Case& x, std::uint64_t seed) {
     else same &= out == again;
   }
   GOOD(cudaMemcpy(lse.data(), d_lse, lse.size(), cudaMemcpyDeviceToHost));
-  for (void* d : {(void*)d_rows, (void*)d_q, (void*)d_rope, (void*)d_narrow, (void*)d_wide, (void*)d_table, (void*)d_lengths, (void*)d_limit,
-                  (void*)d_sink, (void*)d_out, (void*)d_lse, (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets})
+  for (void* d : {(void*)d_rows, (void*)d_q, (void*)d_rope, (void*)d_narrow, (void*)d_wide, (void*)d_table,
+                  (void*)d_lengths, (void*)d_limit, (void*)d_sink, (void*)d_out, (void*)d_lse, (void*)p.partial,
+                  (void*)p.partial_log2, (void*)p.tickets})
     GOOD(cudaFree(d));
 
   bool ok = same;
@@ -349,13 +368,13 @@ bool run_case(const Case& x, std::uint64_t seed) {
     float got_lse;
     std::memcpy(&got_lse, lse.data() + kGuard + (static_cast<std::size_t>(t) * x.heads + h) * 4, 4);
     const double want_lse = score.empty() ? -INFINITY : peak + std::log(sum);
-    bool wrong = nan ? !std::isnan(got_lse)
-                     : !(got_lse == want_lse || std::fabs(got_lse - want_lse) <= 1e-3);
+    bool wrong = nan ? !std::isnan(got_lse) : !(got_lse == want_lse || std::fabs(got_lse - want_lse) <= 1e-3);
     double worst = 0;
     int column = -1;
     for (int i = 0; i < 512; ++i) {
       double want = 0, size = 0;
-      for (std::size_t j = 0; j < weight.size(); ++j) want += weight[j] / norm * value[j][i], size += weight[j] / norm * std::fabs(value[j][i]);
+      for (std::size_t j = 0; j < weight.size(); ++j)
+        want += weight[j] / norm * value[j][i], size += weight[j] / norm * std::fabs(value[j][i]);
       const std::size_t at_i = (static_cast<std::size_t>(t) * x.heads + h) * 512 + i;
       float got;
       if (x.out_f32) std::memcpy(&got, out.data() + kGuard + at_i * 4, 4);
@@ -364,8 +383,14 @@ bool run_case(const Case& x, std::uint64_t seed) {
         std::memcpy(&b, out.data() + kGuard + at_i * 2, 2);
         got = base::to_f32(b);
       }
-      if (nan) { wrong |= !std::isnan(got); continue; }
-      if (score.empty()) { wrong |= std::bit_cast<std::uint32_t>(got) != 0; continue; }
+      if (nan) {
+        wrong |= !std::isnan(got);
+        continue;
+      }
+      if (score.empty()) {
+        wrong |= std::bit_cast<std::uint32_t>(got) != 0;
+        continue;
+      }
       const double bound = 8e-3 * std::fabs(want) + 2e-3 * std::max(1.0, size);
       const double ratio = std::fabs(got - want) / bound;
       if (!(ratio <= worst)) worst = std::isnan(ratio) ? 1e9 : ratio, column = i;
@@ -374,8 +399,8 @@ bool run_case(const Case& x, std::uint64_t seed) {
     if (wrong) {
       ++bad;
       if (!told.exchange(true))
-        std::printf("FAIL %s: token %d head %d: error / bound %.3g at column %d, lse %g want %g\n", x.name.c_str(), t, h, worst, column,
-                    got_lse, want_lse);
+        std::printf("FAIL %s: token %d head %d: error / bound %.3g at column %d, lse %g want %g\n", x.name.c_str(), t,
+                    h, worst, column, got_lse, want_lse);
     }
   };
   std::vector<std::thread> workers;
@@ -391,7 +416,11 @@ bool run_case(const Case& x, std::uint64_t seed) {
 
 int test(bool small) {
   std::vector<Case> cases;
-  struct Format { KvFormat format; int rope; const char* name; };
+  struct Format {
+    KvFormat format;
+    int rope;
+    const char* name;
+  };
   std::vector<Format> formats;
   for (const auto& k : kConfig.rows) formats.push_back({k.format, k.rope, k.rows});
   for (const Format& f : formats) {
@@ -406,38 +435,48 @@ int test(bool small) {
     for (int h : {1, 2, 4, 5, 7, 8, 12, 16, 20, 31, 32, 33, 64, 96, 127, 128})
       add("heads" + std::to_string(h), [&](Case& c) { c.heads = h, c.topk = 64; });
     for (int k : {0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 192, 1000, 2048, 2051, 2176})
-      if (!small || k < 200)
-        add("topk" + std::to_string(k), [&](Case& c) { c.heads = k % 2 ? 16 : 64, c.topk = k; });
+      if (!small || k < 200) add("topk" + std::to_string(k), [&](Case& c) { c.heads = k % 2 ? 16 : 64, c.topk = k; });
     for (int tile : {8, 16, 32, 64})
       for (int parts : {1, 2, 3, 4, 7}) {
         if (tile == 64 && Arch::kSmemBytes < 110000) continue;
-        add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts),
-            [&](Case& c) { c.tile = tile, c.parts = parts, c.heads = tile == 8 ? 20 : 72, c.topk = 300, c.hostile = true, c.requests = 3; });
-        add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts) + "_lengths_sink",
-            [&](Case& c) { c.tile = tile, c.parts = parts, c.heads = 64, c.topk = 257, c.lengths = true, c.sink = true, c.requests = 5, c.out_f32 = true; });
+        add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts), [&](Case& c) {
+          c.tile = tile, c.parts = parts, c.heads = tile == 8 ? 20 : 72, c.topk = 300, c.hostile = true, c.requests = 3;
+        });
+        add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts) + "_lengths_sink", [&](Case& c) {
+          c.tile = tile, c.parts = parts, c.heads = 64, c.topk = 257, c.lengths = true, c.sink = true, c.requests = 5,
+          c.out_f32 = true;
+        });
       }
     add("hostile", [](Case& c) { c.topk = 200, c.hostile = true, c.requests = 5; });
     add("hostile_wide", [](Case& c) { c.topk = 200, c.hostile = true, c.wide = true, c.requests = 5; });
     add("lengths", [](Case& c) { c.topk = 130, c.lengths = true, c.requests = 9, c.heads = 16; });
     add("sink", [](Case& c) { c.topk = 130, c.sink = true, c.hostile = true, c.heads = 24; });
-    add("pair_strided_pages", [](Case& c) { c.topk = 130, c.pair = c.rope > 0, c.page_pad = 6400, c.row_pad = 128, c.page_size = 48; });
+    add("pair_strided_pages",
+        [](Case& c) { c.topk = 130, c.pair = c.rope > 0, c.page_pad = 6400, c.row_pad = 128, c.page_size = 48; });
     add("page_size_176", [](Case& c) { c.topk = 130, c.page_pad = 64, c.page_size = 176, c.heads = 8; });
     add("out_f32", [](Case& c) { c.topk = 100, c.out_f32 = true; });
     add("mtp_own_lists", [](Case& c) { c.topk = 100, c.q_len = 3, c.heads = 16; });
     add("mtp_shared_list", [](Case& c) { c.topk = 100, c.q_len = 3, c.heads = 16, c.shared = true; });
-    add("mtp_shared_list_lengths", [](Case& c) { c.topk = 100, c.q_len = 4, c.heads = 5, c.shared = true, c.lengths = true; });
+    add("mtp_shared_list_lengths",
+        [](Case& c) { c.topk = 100, c.q_len = 4, c.heads = 5, c.shared = true, c.lengths = true; });
     add("tokens129", [](Case& c) { c.topk = 65, c.requests = 129, c.heads = 8; });
     for (int q : {1, 2, 5, 8})
       for (int len : {1, 50, 64, 333})
         add("dense_q" + std::to_string(q) + "_len" + std::to_string(len),
             [&](Case& c) { c.dense = true, c.q_len = q, c.topk = len, c.heads = 16, c.page_size = 16; });
     add("dense_ragged", [](Case& c) { c.dense = true, c.topk = 900, c.lengths = true, c.requests = 70, c.heads = 16; });
-    add("dense_ragged_invariant", [](Case& c) { c.dense = true, c.topk = 1900, c.lengths = true, c.requests = 9, c.heads = 64, c.invariant = true; });
-    add("dense_holes", [](Case& c) { c.dense = true, c.topk = 400, c.hostile = true, c.requests = 6, c.heads = 128, c.sink = true; });
+    add("dense_ragged_invariant", [](Case& c) {
+      c.dense = true, c.topk = 1900, c.lengths = true, c.requests = 9, c.heads = 64, c.invariant = true;
+    });
+    add("dense_holes",
+        [](Case& c) { c.dense = true, c.topk = 400, c.hostile = true, c.requests = 6, c.heads = 128, c.sink = true; });
     if (f.format != KvFormat::bf16) add("nan_row", [](Case& c) { c.topk = 70, c.nan_row = true; });
     if (!small && f.rope) {
-      add("beyond_2_31_elements", [](Case& c) { c.far = true, c.page_size = 48, c.pages = c.format == KvFormat::bf16 ? 77800 : 136800; });
-      add("beyond_2_31_pages", [](Case& c) { c.far = true, c.page_size = 48, c.page_pad = 16, c.pages = c.format == KvFormat::bf16 ? 77800 : 136800; });
+      add("beyond_2_31_elements",
+          [](Case& c) { c.far = true, c.page_size = 48, c.pages = c.format == KvFormat::bf16 ? 77800 : 136800; });
+      add("beyond_2_31_pages", [](Case& c) {
+        c.far = true, c.page_size = 48, c.page_pad = 16, c.pages = c.format == KvFormat::bf16 ? 77800 : 136800;
+      });
     }
   }
   int failed = 0;
@@ -457,7 +496,8 @@ __device__ std::uint64_t mix_device(std::uint64_t x) {
 }
 __device__ float normal(std::uint64_t i) {
   const std::uint64_t r = mix_device(i);
-  const float u = (static_cast<float>(static_cast<unsigned>(r) >> 8) + 1.f) * 0x1p-24f, v = static_cast<float>(static_cast<unsigned>(r >> 40)) * 0x1p-24f;
+  const float u = (static_cast<float>(static_cast<unsigned>(r) >> 8) + 1.f) * 0x1p-24f,
+              v = static_cast<float>(static_cast<unsigned>(r >> 40)) * 0x1p-24f;
   return sqrtf(-2.f * logf(u)) * cospif(2.f * v);
 }
 // One warp a row: normal values / 3.
@@ -473,7 +513,8 @@ __global__ void fill_rows(unsigned char* rows, std::int64_t count, bool fp8) {
   unsigned char* to = rows + row * 656;
   for (int group = 0; group < 4; ++group) {
     float x[4], most = 0;
-    for (int i = 0; i < 4; ++i) x[i] = normal(row * 576 + group * 128 + i * 32 + lane) / 3.f, most = fmaxf(most, fabsf(x[i]));
+    for (int i = 0; i < 4; ++i)
+      x[i] = normal(row * 576 + group * 128 + i * 32 + lane) / 3.f, most = fmaxf(most, fabsf(x[i]));
     for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
     const float scale = most / 448.f;
     for (int i = 0; i < 4; ++i) {
@@ -483,11 +524,13 @@ __global__ void fill_rows(unsigned char* rows, std::int64_t count, bool fp8) {
     }
     if (lane == 0) *reinterpret_cast<float*>(to + 512 + 4 * group) = scale;
   }
-  for (int i = lane; i < 64; i += 32) reinterpret_cast<__nv_bfloat16*>(to + 528)[i] = __float2bfloat16(normal(row * 576 + 512 + i) / 3.f);
+  for (int i = lane; i < 64; i += 32)
+    reinterpret_cast<__nv_bfloat16*>(to + 528)[i] = __float2bfloat16(normal(row * 576 + 512 + i) / 3.f);
 }
 __global__ void spin(long long clocks) {
   const long long start = clock64();
-  while (clock64() - start < clocks) {}
+  while (clock64() - start < clocks) {
+  }
 }
 
 struct Timed {
@@ -585,7 +628,8 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       const std::size_t i = key.find(mark);
       return i == std::string::npos ? 0 : std::atoi(key.c_str() + i + std::strlen(mark));
     };
-    heads = number(".h"), batch = number(".b") ? number(".b") : 0, tokens = number(".s"), keys_n = number(".kv"), ctx = number(".ctx");
+    heads = number(".h"), batch = number(".b") ? number(".b") : 0, tokens = number(".s"), keys_n = number(".kv"),
+    ctx = number(".ctx");
     if (key.find(".bf16.b") != std::string::npos) batch = 0;
     {  // ".b64" and not ".bf16"
       std::size_t i = 0;
@@ -617,7 +661,8 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       table.assign(static_cast<std::size_t>(units) * table_pages, -1);
       std::size_t from = 0;
       for (int r = 0; r < units; ++r)
-        for (int j = 0; j * page < lengths[r]; ++j) table[static_cast<std::size_t>(r) * table_pages + j] = order[from++ % order.size()];
+        for (int j = 0; j * page < lengths[r]; ++j)
+          table[static_cast<std::size_t>(r) * table_pages + j] = order[from++ % order.size()];
     } else {
       slots.resize(static_cast<std::size_t>(units) * topk);
       const int pool = prefill ? keys_n : static_cast<int>(span);
@@ -644,15 +689,20 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     GOOD(cudaMalloc(&d_out, out_bytes));
     GOOD(cudaMalloc(&d_lse, static_cast<std::size_t>(units) * heads * 4));
     GOOD(cudaMemset(d_out, 0xFF, out_bytes));
-    p.q = d_q, p.q_token = heads * 576, p.q_head = 576, p.q_rope = d_q + 512, p.q_rope_token = heads * 576, p.q_rope_head = 576;
-    p.rows = rows, p.row_bytes = fp8 ? 656 : 1152, p.page_bytes = 64 * p.row_bytes, p.slots = count, p.pages = count / 64;
+    p.q = d_q, p.q_token = heads * 576, p.q_head = 576, p.q_rope = d_q + 512, p.q_rope_token = heads * 576,
+    p.q_rope_head = 576;
+    p.rows = rows, p.row_bytes = fp8 ? 656 : 1152, p.page_bytes = 64 * p.row_bytes, p.slots = count,
+    p.pages = count / 64;
     p.units = units, p.fold = 1, p.heads = heads, p.lanes = lanes;
-    if (dense) p.table = d_table, p.table_request = table_pages, p.table_pages = table_pages, p.table_page = at::divider(page), p.lengths = d_lengths;
+    if (dense)
+      p.table = d_table, p.table_request = table_pages, p.table_pages = table_pages, p.table_page = at::divider(page),
+      p.lengths = d_lengths;
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;
     const at::RowKernels& kernels = kernels_of(fp8 ? KvFormat::fp8_ds_mla : KvFormat::bf16, 64);
-    const at::Choice choice = choice_of(kernels, {units, heads, lanes, dense, false, multiprocessors()}, tile, force_parts);
+    const at::Choice choice =
+        choice_of(kernels, {units, heads, lanes, dense, false, multiprocessors()}, tile, force_parts);
     const at::TileKernel& kernel = kernels.tile[choice.tile];
     const std::int64_t partial_rows = choice.items * choice.groups * kernel.shape.heads;
     GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 2048));
@@ -668,8 +718,9 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     double worst = 0, size = 0;
     std::vector<std::vector<double>> values;
     for (int j = 0; j < length; ++j) {
-      const std::int64_t slot = dense ? std::int64_t{table[static_cast<std::size_t>(last) * table_pages + j / page]} * page + j % page
-                                      : slots[static_cast<std::size_t>(last) * topk + j];
+      const std::int64_t slot =
+          dense ? std::int64_t{table[static_cast<std::size_t>(last) * table_pages + j / page]} * page + j % page
+                : slots[static_cast<std::size_t>(last) * topk + j];
       std::byte row[1152];
       GOOD(cudaMemcpy(row, rows + slot * p.row_bytes, static_cast<std::size_t>(p.row_bytes), cudaMemcpyDeviceToHost));
       values.emplace_back(576);
@@ -687,7 +738,8 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       }
       for (double& y : w) sum += y = std::exp(y - peak);
       std::vector<bf16> out(512);
-      GOOD(cudaMemcpy(out.data(), d_out + (static_cast<std::size_t>(last) * heads + h) * 1024, 1024, cudaMemcpyDeviceToHost));
+      GOOD(cudaMemcpy(out.data(), d_out + (static_cast<std::size_t>(last) * heads + h) * 1024, 1024,
+                      cudaMemcpyDeviceToHost));
       for (int i = 0; i < 512; ++i) {
         double want = 0;
         for (std::size_t j = 0; j < w.size(); ++j) want += w[j] / sum * values[j][i];
@@ -696,24 +748,31 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       }
     }
     const double error = std::sqrt(worst / size);
-    for (void* d : {(void*)d_q, (void*)d_slots, (void*)d_table, (void*)d_lengths, (void*)d_out, (void*)d_lse, (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets})
+    for (void* d : {(void*)d_q, (void*)d_slots, (void*)d_table, (void*)d_lengths, (void*)d_out, (void*)d_lse,
+                    (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets})
       GOOD(cudaFree(d));
-    const double pairs = dense ? std::accumulate(lengths.begin(), lengths.end(), 0.0) : static_cast<double>(units) * topk;
-    const double tflops = 2.0 * heads * pairs * 1088 / timed.us / 1e6, tbps = pairs * static_cast<double>(p.row_bytes) / timed.us / 1e6;
-    std::printf("%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n", key.c_str(), timed.us,
-                timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts, static_cast<long long>(choice.items), static_cast<int>(choice.groups),
-                error < 8e-3 ? "" : "  WRONG");
+    const double pairs =
+        dense ? std::accumulate(lengths.begin(), lengths.end(), 0.0) : static_cast<double>(units) * topk;
+    const double tflops = 2.0 * heads * pairs * 1088 / timed.us / 1e6,
+                 tbps = pairs * static_cast<double>(p.row_bytes) / timed.us / 1e6;
+    std::printf(
+        "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n",
+        key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts,
+        static_cast<long long>(choice.items), static_cast<int>(choice.groups), error < 8e-3 ? "" : "  WRONG");
     std::fflush(stdout);
     char row[512];
     std::snprintf(row, sizeof row,
-                  "%s{\"case\": \"%s\", \"us\": %.3f, \"us_p10\": %.3f, \"us_p90\": %.3f, \"tflops\": %.2f, \"tbps\": %.3f, \"error\": %.2g, \"runs\": 50, "
+                  "%s{\"case\": \"%s\", \"us\": %.3f, \"us_p10\": %.3f, \"us_p90\": %.3f, \"tflops\": %.2f, \"tbps\": "
+                  "%.3f, \"error\": %.2g, \"runs\": 50, "
                   "\"tile\": %d, \"parts\": %d}",
-                  text.empty() ? "" : ",\n ", key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts);
+                  text.empty() ? "" : ",\n ", key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error,
+                  kernel.shape.heads, choice.parts);
     if (error < 8e-3) text += row;
   }
   if (json) {
     FILE* f = std::fopen(json, "w");
-    std::fprintf(f, "{\"schema\": 1, \"kind\": \"bench\", \"gpu\": \"%s\", \"cases\": [\n %s\n]}\n", device.name, text.c_str());
+    std::fprintf(f, "{\"schema\": 1, \"kind\": \"bench\", \"gpu\": \"%s\", \"cases\": [\n %s\n]}\n", device.name,
+                 text.c_str());
     std::fclose(f);
   }
   return 0;
@@ -734,7 +793,6 @@ int main(int argc, char** argv) {
     if (a == "--json") json = argv[++i];
     else if (a == "--tile") tile = std::atoi(argv[++i]);
     else if (a == "--parts") parts = std::atoi(argv[++i]);
-    else if (a == "--merge-limit") merge_limit = std::atoll(argv[++i]);
     else keys.push_back(a);
   }
   if (mode == "bench") return bench(keys, json, tile, parts);

@@ -23,7 +23,8 @@ class OnCuda : public testing::Test {
   }
 };
 
-testing::AssertionResult near(const Problem& p, const Result& result, const Answer& want, std::int64_t t, std::int64_t h) {
+testing::AssertionResult near(const Problem& p, const Result& result, const Answer& want, std::int64_t t,
+                              std::int64_t h) {
   const double lse = static_cast<double>(result.lse[Problem::at(t * p.heads + h)]);
   if (std::isinf(want.lse) ? lse != want.lse : !(std::abs(lse - want.lse) <= 1e-3))
     return testing::AssertionFailure() << "token " << t << ", head " << h << ": lse " << lse << ", want " << want.lse;
@@ -31,8 +32,8 @@ testing::AssertionResult near(const Problem& p, const Result& result, const Answ
   for (std::size_t d = 0; d < out.size(); ++d) {
     const double bound = want.rows == 0 ? 0 : 8e-3 * std::abs(want.out[d]) + 2e-3 * std::max(1.0, want.mass[d]);
     if (!(std::abs(static_cast<double>(out[d]) - want.out[d]) <= bound) || (want.rows == 0 && std::signbit(out[d])))
-      return testing::AssertionFailure() << "token " << t << ", head " << h << ", column " << d << ": " << out[d] << ", want "
-                                         << want.out[d] << ", bound " << bound;
+      return testing::AssertionFailure() << "token " << t << ", head " << h << ", column " << d << ": " << out[d]
+                                         << ", want " << want.out[d] << ", bound " << bound;
   }
   return testing::AssertionSuccess();
 }
@@ -44,7 +45,8 @@ void expect_solved(const Problem& p, const Backend& backend) {
   const Result result = p.run(backend, cache);
   const std::int64_t cells = p.tokens * p.heads, step = cells / 40 + 1;
   for (std::int64_t i = 0; i < cells; i += step)
-    EXPECT_TRUE(near(p, result, answer(p, cache, p.live(i / p.heads), i / p.heads, i % p.heads), i / p.heads, i % p.heads));
+    EXPECT_TRUE(
+        near(p, result, answer(p, cache, p.live(i / p.heads), i / p.heads, i % p.heads), i / p.heads, i % p.heads));
 }
 
 constexpr struct {
@@ -92,8 +94,16 @@ TEST_F(OnCuda, StridedCacheAndQuery) {
   for (const auto& [format, rope] : kRows)
     for (std::int64_t page_size : {16, 48, 64, 176}) {
       const std::int64_t unit = info(format).storage == DType::u8 ? 16 : 8;
-      Problem p{.tokens = 3, .heads = 16, .format = format, .rope = rope, .pages = 12, .page_size = page_size,
-                .row_padding = unit, .page_padding = 5 * unit, .out_dtype = DType::bf16, .split_q = rope > 0};
+      Problem p{.tokens = 3,
+                .heads = 16,
+                .format = format,
+                .rope = rope,
+                .pages = 12,
+                .page_size = page_size,
+                .row_padding = unit,
+                .page_padding = 5 * unit,
+                .out_dtype = DType::bf16,
+                .split_q = rope > 0};
       p.random_list(150, 120);
       expect_solved(p, cuda);
     }
@@ -107,7 +117,8 @@ TEST_F(OnCuda, DenseRagged) {
       p.table_width = 20, p.table_stride = 23;
       p.lengths = {1, 0, 333, 120, 16};
       Random random(3);
-      for (std::int64_t i = 0; i < 5 * p.table_stride; ++i) p.table.push_back(static_cast<std::int32_t>(random.distinct(1, 64)[0]));
+      for (std::int64_t i = 0; i < 5 * p.table_stride; ++i)
+        p.table.push_back(static_cast<std::int32_t>(random.distinct(1, 64)[0]));
       p.table[4] = -1, p.table[2 * 23 + 3] = 1000;
       expect_solved(p, cuda);
     }

@@ -38,7 +38,8 @@ class OnDevice {
     return view;
   }
   AttentionArgs put(AttentionArgs args) {
-    args.q = put(args.q), args.q_rope = put(args.q_rope), args.kv.pages = put(args.kv.pages), args.sink = put(args.sink);
+    args.q = put(args.q), args.q_rope = put(args.q_rope), args.kv.pages = put(args.kv.pages),
+    args.sink = put(args.sink);
     args.out = put(args.out), args.lse = put(args.lse);
     if (Slots* slots = std::get_if<Slots>(&args.rows)) {
       slots->indices = put(slots->indices), slots->topk_length = put(slots->topk_length);
@@ -50,7 +51,8 @@ class OnDevice {
   }
   void take_back(const TensorView& view) const {
     for (const Copy& copy : copies_)
-      if (view && copy.host == view.data) cuda_good(cudaMemcpy(copy.host, copy.device, copy.bytes, cudaMemcpyDeviceToHost));
+      if (view && copy.host == view.data)
+        cuda_good(cudaMemcpy(copy.host, copy.device, copy.bytes, cudaMemcpyDeviceToHost));
   }
 
  private:

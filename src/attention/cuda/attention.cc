@@ -50,7 +50,8 @@ Layout layout(std::int64_t heads) {
 std::string misplaced(const TensorView& view, const char* name) {
   const std::int64_t size = size_of(view.dtype);
   if (view.elements() == 0) return {};
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return std::string(name) + " must start at a multiple of 16 bytes";
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
+    return std::string(name) + " must start at a multiple of 16 bytes";
   for (int i = 0; i + 1 < view.rank; ++i)
     if (view.dim(i) > 1 && view.step(i) * size % 16 != 0)
       return std::string(name) + " must have strides that are multiples of 16 bytes";
@@ -82,8 +83,10 @@ CudaParams params_of(const AttentionArgs& args, Units units) {
   CudaParams p{};
   const TensorView& q = args.q;
   p.q = q.data, p.q_token = q.step(0), p.q_head = q.step(1);
-  if (args.q_rope) p.q_rope = args.q_rope.data, p.q_rope_token = args.q_rope.step(0), p.q_rope_head = args.q_rope.step(1);
-  else p.q_rope = static_cast<const bf16*>(q.data) + args.kv.latent, p.q_rope_token = p.q_token, p.q_rope_head = p.q_head;
+  if (args.q_rope)
+    p.q_rope = args.q_rope.data, p.q_rope_token = args.q_rope.step(0), p.q_rope_head = args.q_rope.step(1);
+  else
+    p.q_rope = static_cast<const bf16*>(q.data) + args.kv.latent, p.q_rope_token = p.q_token, p.q_rope_head = p.q_head;
 
   const TensorView& pages = args.kv.pages;
   const std::int64_t size = size_of(pages.dtype);
@@ -120,8 +123,8 @@ CudaParams params_of(const AttentionArgs& args, Units units) {
 }
 
 void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, cudaStream_t stream, void** arguments) {
-  cuda::check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), arguments,
-                               static_cast<std::size_t>(smem_bytes), stream),
+  cuda::check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)),
+                               arguments, static_cast<std::size_t>(smem_bytes), stream),
               "attention");
 }
 
@@ -129,13 +132,15 @@ void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, 
 
 std::string attention_cuda_lacks(const AttentionArgs& args) {
   if (args.kv.format == KvFormat::f32) return "the cache must be bf16 or fp8";
-  if (args.kv.latent != 512 || (args.kv.rope != 0 && args.kv.rope != 64)) return "a row must be latent 512 and rope 64 or 0";
+  if (args.kv.latent != 512 || (args.kv.rope != 0 && args.kv.rope != 64))
+    return "a row must be latent 512 and rope 64 or 0";
   if (args.q.dtype != DType::bf16) return "q must be bf16";
   const std::int64_t most = std::int64_t{1} << 30;
   if (args.q.dim(0) * args.q.dim(1) > most) return "tokens * heads must be at most 2^30";
   if (args.kv.page_size() > most) return "a page must hold at most 2^30 rows";
-  for (const std::string& fault : {misplaced(args.q, "q"), misplaced(args.q_rope, "q_rope"), misplaced(args.kv.pages, "kv.pages"),
-                                   misplaced(args.out, "out"), not_contiguous(args.sink, "sink")})
+  for (const std::string& fault :
+       {misplaced(args.q, "q"), misplaced(args.q_rope, "q_rope"), misplaced(args.kv.pages, "kv.pages"),
+        misplaced(args.out, "out"), not_contiguous(args.sink, "sink")})
     if (!fault.empty()) return fault;
   if (const auto* slots = std::get_if<Slots>(&args.rows)) {
     if (slots->indices.dim(slots->indices.rank - 1) > most) return "topk must be at most 2^30";
@@ -159,7 +164,8 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   CudaParams p = params_of(args, units);
 
   const bool dense = std::holds_alternative<BlockTable>(args.rows);
-  Choice choice = choose_for(rows, {units.units, units.fold * p.heads, p.lanes, dense, args.batch_invariant, context.multiprocessors});
+  Choice choice = choose_for(
+      rows, {units.units, units.fold * p.heads, p.lanes, dense, args.batch_invariant, context.multiprocessors});
   p.parts = choice.parts, p.target = choice.target, p.merge_here = choice.merge_here;
 
   char* const space = static_cast<char*>(exec.workspace.data);
@@ -179,13 +185,13 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   int groups = static_cast<int>(choice.groups), heads = tile.shape.heads, tokens = tile.shape.tokens;
   void* arguments[] = {&p, &groups, &heads, &tokens};
   launch(tile.kernel, choice.items * groups, tile.threads, tile.smem_bytes, stream, arguments);
-  if (!choice.merge_here)
-    launch(config.merge, std::int64_t{p.units} * p.fold * p.heads, 128, 0, stream, arguments);
+  if (!choice.merge_here) launch(config.merge, std::int64_t{p.units} * p.fold * p.heads, 128, 0, stream, arguments);
   if (args.check_indices) {  // debug mode may wait
     int bad = 0;
     cuda::check(cudaMemcpyAsync(&bad, flag, sizeof bad, cudaMemcpyDeviceToHost, stream), "attention");
     cuda::check(cudaStreamSynchronize(stream), "attention");
-    expects(bad == 0, "with check_indices a slot or page must be -1 or inside the cache", "attention: rows", "one outside");
+    expects(bad == 0, "with check_indices a slot or page must be -1 or inside the cache", "attention: rows",
+            "one outside");
   }
 }
 

@@ -43,11 +43,11 @@ struct AttentionSmem {
   float rescale[Tile::kCtaHeads];  // of O for this tile; in the end 1 / sum
   int visible[Tile::kCtaHeads];    // lanes that the head may see
   alignas(16) float scale[Tile::kGroups][Rows::kScaled ? 4 : 1][Tile::kTokens];  // of the group's tile, turned around
-  alignas(4) bool heavy[Tile::kGroups][4];  // by warp: the tile's P has to go through V twice
+  alignas(4) bool heavy[Tile::kGroups][4];         // by warp: the tile's P has to go through V twice
   alignas(16) const unsigned char* from[kLookUp];  // rows of the lanes looked up last; any address for a hole
-  unsigned live[2][kLookUp / 32];  // bit per lane: not a hole; of the lanes looked up last and of those before
-  const void* list;                // of the unit
-  std::int64_t out_at[Tile::kCtaHeads];     // of the head's row in out, in elements
+  unsigned live[2][kLookUp / 32];        // bit per lane: not a hole; of the lanes looked up last and of those before
+  const void* list;                      // of the unit
+  std::int64_t out_at[Tile::kCtaHeads];  // of the head's row in out, in elements
   alignas(8) std::uint64_t landed[Tile::kStages];  // mbarriers: the copy engine is done with the stage
   // A thread's own fragments of the rope of Q, where 32 heads leave no registers for them.
   static constexpr bool kHoldsRope = Tile::kHeads == 32 && Rows::kRope > 0;
@@ -73,8 +73,8 @@ struct Attention {
   Smem& s;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
   const int g = lane / 4, c = lane % 4;  // fragment row and column
-  const Part& part;      // in shared memory
-  const int first_head;  // of the CTA in the unit
+  const Part& part;                      // in shared memory
+  const int first_head;                  // of the CTA in the unit
 
   // Softmax: this lane's head and places in a tile.
   const int soft_head = warp * (kHeads / 4) + lane / kLanesPerHead, soft_first = lane % kLanesPerHead * kMine;
@@ -92,15 +92,18 @@ struct Attention {
     for (int n = 0; n < kColumns; ++n) {
       const int head = min(first_head + group * kHeads + n * 8 + g, p.fold * p.heads - 1);
       const HeadPlace at = place_of(p, part.unit, head);
-      const auto* latent = static_cast<const __nv_bfloat16*>(p.q) + at.token * p.q_token + at.head * p.q_head + warp * kWarpLatent;
+      const auto* latent =
+          static_cast<const __nv_bfloat16*>(p.q) + at.token * p.q_token + at.head * p.q_head + warp * kWarpLatent;
 #pragma unroll
       for (int step = 0; step < 8; ++step) {
         const uint2 pair = Rows::query(latent + step * 16, c);
         q[step][n][0] = pair.x, q[step][n][1] = pair.y;
       }
       if constexpr (Rows::kRope > 0) {
-        const auto* rope = static_cast<const __nv_bfloat16*>(p.q_rope) + at.token * p.q_rope_token + at.head * p.q_rope_head + warp * 16;
-        const uint2 pair = {__ldg(reinterpret_cast<const unsigned*>(rope + 2 * c)), __ldg(reinterpret_cast<const unsigned*>(rope + 2 * c + 8))};
+        const auto* rope = static_cast<const __nv_bfloat16*>(p.q_rope) + at.token * p.q_rope_token +
+                           at.head * p.q_rope_head + warp * 16;
+        const uint2 pair = {__ldg(reinterpret_cast<const unsigned*>(rope + 2 * c)),
+                            __ldg(reinterpret_cast<const unsigned*>(rope + 2 * c + 8))};
         if constexpr (Smem::kHoldsRope) s.q_rope[n][thread] = pair;
         else q_rope[n][0] = pair.x, q_rope[n][1] = pair.y;
       }
@@ -153,7 +156,8 @@ struct Attention {
       const int bytes = live >> row & 1 ? 16 : 0;
 #pragma unroll
       for (int piece = 0; piece < kPieces; piece += 32)
-        if (piece + 32 <= kPieces || lane < kPieces - piece) cuda::cp_async_16(to + row * Rows::kStride + piece * 16, from + piece * 16, bytes);
+        if (piece + 32 <= kPieces || lane < kPieces - piece)
+          cuda::cp_async_16(to + row * Rows::kStride + piece * 16, from + piece * 16, bytes);
     }
   }
 
@@ -198,7 +202,8 @@ struct Attention {
       for (int i = 0; i < kAhead - 1; ++i) Rows::load_keys(raw[i], s_rows, warp, i, lane);
       Fragment rope;
       if constexpr (Rows::kRope > 0)
-        cuda::ldmatrix_x4(rope.a, s_rows + (lane % 16) * Rows::kStride + Rows::kRopeOffset + warp * 32 + lane / 16 * 16);
+        cuda::ldmatrix_x4(rope.a,
+                          s_rows + (lane % 16) * Rows::kStride + Rows::kRopeOffset + warp * 32 + lane / 16 * 16);
       float low = 1.f, high = 1.f;
       if constexpr (Rows::kScaled) {
         const unsigned char* scale = s.rows[stage] + (m * 16 + g) * Rows::kStride + Rows::kScaleOffset + 4 * warp;
@@ -271,7 +276,7 @@ struct Attention {
       if (live >> j & 1) most = fmaxf(most, x[j]);
 #pragma unroll
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-    most = most > peak + kSlack ? most : peak;  // O is rescaled only where P would grow beyond 2^kSlack
+    most = most > peak + kSlack ? most : peak;           // O is rescaled only where P would grow beyond 2^kSlack
     const float shift = most == -INFINITY ? 0.f : most;  // (-inf) - (-inf) would be NaN
     const float rescale = cuda::exp2_approx(peak - shift);
     peak = most;
@@ -370,7 +375,8 @@ struct Attention {
       for (int m = 0; m < 8; ++m)
 #pragma unroll
         for (int n = 0; n < kColumns; ++n)
-          o[m][n][0] *= rescale[n].x, o[m][n][1] *= rescale[n].y, o[m][n][2] *= rescale[n].x, o[m][n][3] *= rescale[n].y;
+          o[m][n][0] *= rescale[n].x, o[m][n][1] *= rescale[n].y, o[m][n][2] *= rescale[n].x,
+              o[m][n][3] *= rescale[n].y;
     }
   }
 
@@ -407,7 +413,9 @@ struct Attention {
   }
 
   // Column of a fragment's row pair of 16 within the row, and the pair's values as neighbours.
-  __device__ int first_column() const { return warp * kWarpLatent + (Rows::kPairedColumns ? 2 * g : g % 2 ? g + 7 : g); }
+  __device__ int first_column() const {
+    return warp * kWarpLatent + (Rows::kPairedColumns ? 2 * g : g % 2 ? g + 7 : g);
+  }
   __device__ float2 neighbours(float low, float high) const {
     if constexpr (Rows::kPairedColumns) return {low, high};
     const bool odd = g % 2;  // columns g and g + 8: trade with the lane of the neighbouring row
@@ -440,7 +448,8 @@ struct Attention {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int local = group * kHeads + n * 8 + 2 * c + j;
-        to[n][j] = first_head + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column() : nullptr;
+        to[n][j] =
+            first_head + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column() : nullptr;
       }
     store_all(to);
   }
@@ -555,7 +564,8 @@ struct Attention {
 
 // Arch only tells apart the kernels of two configs that have a tile in common.
 template <class Arch, class Rows, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas) attention_kernel(const __grid_constant__ CudaParams p, int groups) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
+    attention_kernel(const __grid_constant__ CudaParams p, int groups) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);
   const int item = blockIdx.x / groups, group = blockIdx.x % groups;

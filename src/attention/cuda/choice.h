@@ -28,44 +28,48 @@ struct Workload {
 };
 
 struct Choice {
-  std::size_t tile = 0;                  // which
-  std::int64_t groups = 1;               // of heads
+  std::size_t tile = 0;       // which
+  std::int64_t groups = 1;    // of heads
   int parts = 1, target = 0;  // as in CudaParams
   bool merge_here = true;
   std::int64_t items = 0;  // most parts of all units together
 };
 
-inline constexpr std::int64_t kHeadBytes = 512 * 4;                       // of a partial result
-inline constexpr std::int64_t kMergeBytes = 256 << 10;                    // most that the last CTA to arrive may merge
-inline constexpr std::int64_t kMergeHereBytes = 64 << 10;                 // most that it does: beyond, a kernel is quicker
-inline constexpr int kMostParts = 32;                                     // of equal length
-inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;    // most partial results in all
-inline constexpr int kMergeParts = 2048;                                  // most that the merge kernel takes
+inline constexpr std::int64_t kHeadBytes = 512 * 4;     // of a partial result
+inline constexpr std::int64_t kMergeBytes = 256 << 10;  // most that the last CTA to arrive merges,
+inline constexpr int kMergeHereParts = 4;               // and of how many parts; beyond, a kernel is quicker
+inline constexpr int kMostParts = 32;                   // of equal length
+inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;  // most partial results in all
+inline constexpr int kMergeParts = 2048;                                // most that the merge kernel takes
 
-// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, what each further CTA
-// there adds, what a CTA costs beside its tiles, and what merging costs a part and head. Other GPUs differ by a factor,
-// which does not change the choice much.
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile takes of
+// the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor, which does not
+// change the choice much.
 struct Clocks {
-  double tile, crowd, start, merge;
+  double alone, shared, start;
 };
 inline Clocks clocks_of(int heads) {
-  if (heads <= 8) return {1900, 400, 8000, 90};
-  if (heads <= 16) return {2300, 600, 9000, 90};
-  if (heads <= 32) return {3300, 1500, 13000, 90};
-  return {4400, 0, 15000, 60};
+  if (heads <= 8) return {2700, 1850, 9000};
+  if (heads <= 16) return {3300, 2200, 9500};
+  if (heads <= 32) return {4300, 2750, 16000};
+  return {5200, 5200, 16000};
+}
+
+inline bool merges_here(const TileShape& t, std::int64_t parts) {
+  return parts == 1 || (parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes);
 }
 
 inline double clocks(const TileShape& t, const Workload& x, int parts) {
   const Clocks c = clocks_of(t.heads);
   const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
-  const std::int64_t crowd =
-      std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
+  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
   const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
-  const double tiles = static_cast<double>(cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts}));
-  const double tile = (c.tile + c.crowd * static_cast<double>(crowd - 1)) * t.tokens / 32;
-  const bool here = parts * t.heads * kHeadBytes <= kMergeHereBytes;
-  const double merge = parts == 1 ? 0 : here ? 3000 + c.merge * parts * t.heads : 7000;
-  return static_cast<double>(waves) * (c.start + tiles * tile) + merge;
+  const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
+  const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
+  double merge = 0;
+  if (parts > 1)
+    merge = merges_here(t, parts) ? 3000 + 60. * parts * t.heads : 6000 + 16. * static_cast<double>(x.units * x.heads);
+  return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;
 }
 
 // `tiles` by ascending heads.
@@ -88,7 +92,7 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
       const double cost = clocks(t, x, parts);
       if (best.items > 0 && cost >= least) continue;
       least = cost;
-      best = {i, groups, parts, 0, parts * t.heads * kHeadBytes <= kMergeHereBytes || parts == 1, x.units * parts};
+      best = {i, groups, parts, 0, merges_here(t, parts), x.units * parts};
     }
   }
   const TileShape& t = tiles[best.tile];

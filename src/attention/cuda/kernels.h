@@ -28,7 +28,7 @@ struct RowKernels {
 };
 
 struct ConfigKernels {
-  int sm;                   // of the config, as cuda::Config
+  int sm;  // of the config, as cuda::Config
   std::span<const RowKernels> rows;
   const void* merge;  // __global__ void (CudaParams, int groups, int group_heads, int tile)
 };

@@ -57,7 +57,8 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
       for (int h = 0; h < kHeads; ++h)
 #pragma unroll
         for (int j = 0; j < Parts; ++j)
-          if (first + h < heads && i + j < parts) x[h][j] = __ldcg(from + (first + h) * (512 / 4) + (i + j) * part_step);
+          if (first + h < heads && i + j < parts)
+            x[h][j] = __ldcg(from + (first + h) * (512 / 4) + (i + j) * part_step);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h)
 #pragma unroll
@@ -78,8 +79,8 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
 // Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA call.
 // Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is where
 // head first + h starts in out.
-__device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads, int first,
-                                   int count, float* s_weight, const std::int64_t* s_out_at) {
+__device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
+                                   int first, int count, float* s_weight, const std::int64_t* s_out_at) {
   const int thread = threadIdx.x, parts = part.parts;
   const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // rows from one part to the next
   const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
@@ -122,7 +123,8 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
 
 // Where parts are many: one CTA of 128 threads a head.
 template <class Arch>
-__global__ void __launch_bounds__(128) merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads, int tile) {
+__global__ void __launch_bounds__(128)
+    merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads, int tile) {
   __shared__ PlanSmem s_plan;
   __shared__ float s_weight[kMergeParts];
   __shared__ std::int64_t s_out_at;

@@ -16,7 +16,8 @@ struct Divider {
   int divisor = 0;
 };
 constexpr Divider divider(int divisor) {
-  return divisor <= 1 ? Divider{0, divisor} : Divider{~std::uint64_t{0} / static_cast<std::uint64_t>(divisor) + 1, divisor};
+  return divisor <= 1 ? Divider{0, divisor}
+                      : Divider{~std::uint64_t{0} / static_cast<std::uint64_t>(divisor) + 1, divisor};
 }
 
 struct CudaParams {
@@ -28,7 +29,8 @@ struct CudaParams {
   // cache
   const unsigned char* rows;
   std::int64_t page_bytes, row_bytes, slots;
-  Divider page;  // by the page size; none where pages follow each other without a gap: row_bytes alone then places a slot
+  Divider
+      page;  // by the page size; none where pages follow each other without a gap: row_bytes alone then places a slot
 
   // slot list (indices not null): lane j of unit u at (u / unit_tokens) * request + (u % unit_tokens) * token + j * lane,
   // in elements
@@ -45,8 +47,8 @@ struct CudaParams {
   const int* lengths;  // [units]
 
   int units, fold, heads;
-  int lanes;        // the most a unit has
-  float scale_log2; // softmax scale * log2(e)
+  int lanes;          // the most a unit has
+  float scale_log2;   // softmax scale * log2(e)
   const float* sink;  // [heads] or null
   void* out;
   bool out_f32;
@@ -57,8 +59,8 @@ struct CudaParams {
   // How a unit's lanes are cut into parts. Equal parts: `parts` of them, whatever the unit's length. Else (parts = 0) each
   // CTA works out the plan from the lengths: parts as long as spreads all units' tiles over `target` CTAs.
   int parts, target;
-  bool merge_here;      // the last CTA of a unit to arrive merges; else merge_kernel does
-  float* partial;       // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order
+  bool merge_here;  // the last CTA of a unit to arrive merges; else merge_kernel does
+  float* partial;  // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order
   float* partial_log2;  // [items][head groups][heads of a group]: log2 of the sum of exp; -inf: nothing, and no row
   unsigned* tickets;    // [units][head groups]
   int* bad_index;       // debug: set to 1 by a slot outside the cache other than -1; null = not checked

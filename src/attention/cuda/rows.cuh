@@ -45,17 +45,22 @@ struct Bf16Rows {
 
   // Of a query's step of 16, what stands at MMA key positions (2c, 2c + 1) and (2c + 8, 2c + 9).
   __device__ static uint2 query(const __nv_bfloat16* step, int c) {
-    return {__ldg(reinterpret_cast<const unsigned*>(step + 2 * c)), __ldg(reinterpret_cast<const unsigned*>(step + 2 * c + 8))};
+    return {__ldg(reinterpret_cast<const unsigned*>(step + 2 * c)),
+            __ldg(reinterpret_cast<const unsigned*>(step + 2 * c + 8))};
   }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      load4(raw, k, s_rows + (lane % 16) * kStride + 2 * (kWarpLatent * warp + 16 * (2 * i + k)) + lane / 16 * 16, false);
+      load4(raw, k, s_rows + (lane % 16) * kStride + 2 * (kWarpLatent * warp + 16 * (2 * i + k)) + lane / 16 * 16,
+            false);
   }
   __device__ static void load_values(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      load4(raw, k, s_rows + (lane % 8 + lane / 16 * 8) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) + lane / 8 % 2 * 16, true);
+      load4(raw, k,
+            s_rows + (lane % 8 + lane / 16 * 8) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) +
+                lane / 8 % 2 * 16,
+            true);
   }
   __device__ static Fragment key(const Raw& raw, int k) {
     return {raw.r[4 * k], raw.r[4 * k + 1], raw.r[4 * k + 2], raw.r[4 * k + 3]};
@@ -91,7 +96,9 @@ struct Fp8Rows {
   static_assert(Map::kScaleGroup == kWarpLatent, "a warp's latent has one scale");
 
   // One 16-byte piece is a step of 16: the thread's four bytes 4c .. 4c + 3 make the positions 2c, 2c + 1, 2c + 8, 2c + 9.
-  __device__ static uint2 query(const __nv_bfloat16* step, int c) { return __ldg(reinterpret_cast<const uint2*>(step + 4 * c)); }
+  __device__ static uint2 query(const __nv_bfloat16* step, int c) {
+    return __ldg(reinterpret_cast<const uint2*>(step + 4 * c));
+  }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
     std::uint32_t r[4];
     cu::ldmatrix_x4(r, s_rows + (lane % 16) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);

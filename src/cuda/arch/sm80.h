@@ -9,7 +9,7 @@ namespace sievemla::cuda {
 
 struct Sm80 {
   static constexpr int kSm = 80;
-  static constexpr int kSmemBytes = 163 * 1024;  // of 164 KiB an SM; 1 KiB is the system's
+  static constexpr int kSmemBytes = 163 * 1024;    // of 164 KiB an SM; 1 KiB is the system's
   static constexpr int kSmemSmBytes = 164 * 1024;  // of an SM; a CTA costs 1 KiB beside its own
   static constexpr bool kFp8Mma = false;
 

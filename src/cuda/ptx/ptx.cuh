@@ -36,8 +36,8 @@ __device__ inline void mbarrier_expect(std::uint32_t s_barrier, int bytes) {
 }
 __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
   asm volatile(
-      "{\n.reg .pred done;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait_%=;\n}" ::"r"(
-          s_barrier),
+      "{\n.reg .pred done;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra "
+      "wait_%=;\n}" ::"r"(s_barrier),
       "r"(phase)
       : "memory");
 }
@@ -71,8 +71,7 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
 //   a: (g, 2c..) (g + 8, 2c..) (g, 2c + 8..) (g + 8, 2c + 8..)   b: (2c.., g) (2c + 8.., g)
 //   d: (g, 2c) (g, 2c + 1) (g + 8, 2c) (g + 8, 2c + 1)
 __device__ inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
