@@ -8,8 +8,15 @@ namespace sievemla::cuda {
 
 struct Sm90 : Sm80 {
   static constexpr int kSm = 90;
-  static constexpr int kSmemBytes = 227 * 1024;  // of 228 KiB an SM
+  static constexpr int kSmemBytes = 227 * 1024;
+  static constexpr int kSmemSmBytes = 228 * 1024;
   static constexpr bool kFp8Mma = true;
+
+  template <int Heads, int Groups, int Tokens, int Stages, int Ctas>
+  using Tile = AttentionTile<Heads, Groups, Tokens, Stages, Ctas>;
+  using Fp8Tiles = HeadTiles<Tile<8, 1, 32, 3, 3>, Tile<16, 1, 32, 3, 2>, Tile<32, 1, 32, 3, 2>, Tile<32, 2, 32, 3, 1>>;
+  using Bf16Tiles =
+      HeadTiles<Tile<8, 1, 32, 3, 1>, Tile<16, 1, 32, 3, 1>, Tile<32, 1, 16, 4, 2>, Tile<32, 2, 32, 3, 1>>;
 };
 static_assert(CudaArch<Sm90>);
 
