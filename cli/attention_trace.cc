@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/rows.h"
 #include "base/view.h"
 #include "kv/formats.h"
 #include "sievemla/error.h"
@@ -46,40 +47,6 @@ class File {
   std::vector<char> data_;
 };
 
-// Queries side by side, as f32: it holds bf16 exactly.
-std::vector<float> queries(const AttentionArgs& args) {
-  std::vector<float> q;
-  for (std::int64_t t = 0; t < args.q.dim(0); ++t)
-    for (std::int64_t h = 0; h < args.q.dim(1); ++h)
-      for (int i = 0; i < args.kv.latent + args.kv.rope; ++i)
-        q.push_back(args.q_rope && i >= args.kv.latent ? base::load_f32(args.q_rope, t, h, i - args.kv.latent)
-                                                       : base::load_f32(args.q, t, h, i));
-  return q;
-}
-
-// The slots that token t goes through.
-std::vector<std::int64_t> slots(const Slots& rows, const AttentionArgs& args, std::int64_t t) {
-  const TensorView& indices = rows.indices;
-  const std::int64_t q_len = indices.rank == 3 ? indices.dim(1) : 1, topk = indices.dim(indices.rank - 1);
-  const std::int64_t live = rows.topk_length ? std::min(base::load_int(rows.topk_length, t), topk) : topk;
-  std::vector<std::int64_t> lanes;
-  for (std::int64_t i = 0; i < live; ++i)
-    lanes.push_back(indices.rank == 3 ? base::load_int(indices, t / q_len, t % q_len, i)
-                                      : base::load_int(indices, t, i));
-  static_cast<void>(args);
-  return lanes;
-}
-std::vector<std::int64_t> slots(const BlockTable& rows, const AttentionArgs& args, std::int64_t t) {
-  const std::int64_t requests = rows.lengths.dim(0), q_len = args.q.dim(0) / requests, page_size = args.kv.page_size();
-  const std::int64_t request = t / q_len, seen = base::load_int(rows.lengths, request) - q_len + 1 + t % q_len;
-  std::vector<std::int64_t> lanes;
-  for (std::int64_t p = 0; p < std::min(seen, rows.table.dim(1) * page_size); ++p) {
-    const std::int64_t page = base::load_int(rows.table, request, p / page_size);
-    lanes.push_back(page < 0 ? -1 : page * page_size + p % page_size);
-  }
-  return lanes;
-}
-
 }  // namespace
 
 void write_attention_trace(const std::filesystem::path& path, const AttentionArgs& args, std::span<const float> out,
@@ -87,16 +54,18 @@ void write_attention_trace(const std::filesystem::path& path, const AttentionArg
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
   const int latent = args.kv.latent, rope = args.kv.rope;
 
-  std::vector<std::vector<std::int64_t>> lists;
-  for (std::int64_t t = 0; t < tokens; ++t)
-    lists.push_back(std::visit([&](const auto& rows) { return slots(rows, args, t); }, args.rows));
-  std::size_t topk = 0;
-  for (const auto& list : lists) topk = std::max(topk, list.size());
+  const stage::attention::Rows rows_of(args);
+  const std::int64_t topk = rows_of.most_lanes(tokens);
   std::vector<std::int64_t> indices;
-  for (auto& list : lists) {
-    list.resize(topk, -1);
-    indices.insert(indices.end(), list.begin(), list.end());
-  }
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t lane = 0; lane < topk; ++lane)
+      indices.push_back(lane < rows_of.lanes(t) ? rows_of.slot(t, lane) : -1);
+
+  // As f32, which holds bf16 exactly.
+  std::vector<float> q(static_cast<std::size_t>(tokens * heads * (latent + rope)));
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t h = 0; h < heads; ++h)
+      stage::attention::load_query(args, t, h, q.data() + (t * heads + h) * (latent + rope), 1);
 
   const KvFormatInfo& format = info(args.kv.format);
   const std::int64_t row_bytes = format.row_bytes(latent, rope);
@@ -107,8 +76,8 @@ void write_attention_trace(const std::filesystem::path& path, const AttentionArg
   const std::string name(format.name);
   const char* dtype = format.storage == DType::u8 ? "U8" : format.storage == DType::bf16 ? "BF16" : "F32";
   File file;
-  file.add<float>("q", "F32", {tokens, heads, latent + rope}, queries(args));
-  file.add<std::int64_t>("indices", "I64", {tokens, static_cast<std::int64_t>(topk)}, indices);
+  file.add<float>("q", "F32", {tokens, heads, latent + rope}, q);
+  file.add<std::int64_t>("indices", "I64", {tokens, topk}, indices);
   file.add<float>("softmax_scale", "F32", {1}, std::span(&args.scale, 1));
   if (args.sink)
     file.add<float>("sink", "F32", {heads}, {base::at<float>(args.sink, 0), static_cast<std::size_t>(heads)});

@@ -5,10 +5,14 @@
 //
 // A case is named by its work, so that files of different programs can be compared:
 //   cpu.attend.decode.<rows>.h<heads>.b<requests>.topk<k>.t<threads>
+#include <fcntl.h>
 #include <fnmatch.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
-#include <fstream>
+#include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
@@ -103,8 +107,6 @@ Job attend(const Setting& s, AttentionArgs args, std::int64_t pairs, std::int64_
 
 // `rows` query rows, each with k different slots of `span` that start at `first(row)`.
 Slots random_slots(const Setting& s, std::int64_t rows, std::int64_t k, std::int64_t span, std::int64_t stride) {
-  expects(k <= span, "a query's slots are different, so top-k is at most the rows it draws from", "bench", k, " of ",
-          span);
   std::vector<std::int64_t> lanes;
   for (std::int64_t t = 0; t < rows; ++t)
     for (const std::int64_t slot : s.inputs->distinct(k, span)) lanes.push_back(t * stride + slot);
@@ -174,7 +176,6 @@ Scoring decode_scoring(const Setting& s) {
 
 // The last tokens of a sequence, causal, keys side by side.
 Scoring prefill_scoring(const Setting& s) {
-  expects(s["s"] <= s["kv"], "a prefill has no more tokens than keys", "bench", s["s"], " of ", s["kv"]);
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < s["s"]; ++i) lengths.push_back(s["kv"] - s["s"] + i + 1);
   Scoring result = scoring(s, lengths);
@@ -378,6 +379,25 @@ std::optional<std::int64_t> number_in(const std::string& part, const std::string
   return n >= 1 && n <= kMost ? std::optional(n) : std::nullopt;
 }
 
+// Sizes that no call would take are refused with the name, before anything is allocated for them.
+void check_sizes(const Case& c) {
+  const auto field = [&](const char* name) {
+    const auto found = c.fields.find(name);
+    return found == c.fields.end() ? -1 : found->second;
+  };
+  const bool attends = std::string_view(c.family->name).rfind("attend.", 0) == 0;
+  const std::string where = "bench: " + c.name;
+  expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
+          attends ? field("h") : field("H"));
+  expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  const std::int64_t keys =
+      std::string_view(c.family->name) == "attend.decode" ? std::max(kSpan, kLeastSlots / field("b")) : field("kv");
+  if (keys < 0) return;
+  expects(field("s") <= keys || attends, "a prefill has no more tokens than keys", where, field("s"), " of ", keys);
+  expects(field("topk") <= keys, "a query's slots are different, so top-k is at most the rows it draws from", where,
+          field("topk"), " of ", keys);
+}
+
 Case parse_case(const std::string& name) {
   for (const Family& family : kFamilies) {
     const std::string lead = std::string("cpu.") + family.name + ".";
@@ -392,8 +412,13 @@ Case parse_case(const std::string& name) {
     }
     const auto threads = good ? number_in(parts.back(), "t") : std::nullopt;
     expects(threads.has_value(), "a case of this kind is named " + form(family), "bench", "'", name, "'");
-    if (!*family.formats) static_cast<void>(kv_format_by_name(parts.front()));  // throws, naming those there are
+    if (!*family.formats) {
+      const KvFormatInfo& rows = info(kv_format_by_name(parts.front()));  // throws, naming those there are
+      expects(rows.rope < 0 || rows.rope == kRope, "the rows of these cases have a rope of 64", "bench: " + name,
+              rows.name, " rows with a rope of ", rows.rope);
+    }
     c.threads = static_cast<int>(*threads);
+    check_sizes(c);
     return c;
   }
   std::string kinds;
@@ -476,7 +501,7 @@ Json to_json(const std::vector<Row>& rows) {
   json["failed"] = Json::array();
   for (const Row& row : rows) {
     if (!row.right()) {
-      json["failed"].push_back({{"case", row.c.name}, {"error", row.error}, {"bound", row.bound}});
+      json["failed"].push_back({{"case", row.c.name}, {"error", error_json(row.error)}, {"bound", row.bound}});
       continue;
     }
     Json line = {{"case", row.c.name},
@@ -492,12 +517,43 @@ Json to_json(const std::vector<Row>& rows) {
   return json;
 }
 
-void write_file(const std::string& path, const std::string& text, std::ios::openmode mode = std::ios::trunc) {
-  std::ofstream file(path, std::ios::binary | mode);
-  file << text;
-  file.flush();
-  if (!file) throw InvalidArgument(error_message("the file for --json must be writable", "bench", path));
-}
+// The file of --json. Opened before minutes of work, so that a bad path fails now; what was made and got nothing
+// written goes away again, and what was there stays until there is something to write.
+class JsonFile {
+ public:
+  explicit JsonFile(const std::string& path) : path_(path) {
+    if (path_.empty()) return;
+    int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    made_ = fd >= 0;
+    if (fd < 0 && errno == EEXIST) fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) fail();
+    close(fd);
+  }
+  JsonFile(const JsonFile&) = delete;
+  ~JsonFile() {
+    if (made_) unlink(path_.c_str());
+  }
+  void write(const std::string& text) {
+    if (path_.empty()) return;
+    std::FILE* file = std::fopen(path_.c_str(), "wb");
+    if (file == nullptr) fail();
+    const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
+    const int reason = errno;
+    const bool closed = std::fclose(file) == 0;
+    if (!written) errno = reason;
+    if (!written || !closed) fail();
+    made_ = false;
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw InvalidArgument(
+        error_message("the file for --json must be writable", "bench: " + path_, std::strerror(errno)));
+  }
+
+  std::string path_;
+  bool made_ = false;  // by us, and still empty
+};
 
 int run(const Options& options) {
   const std::vector<Case> cases = chosen(options);
@@ -505,7 +561,7 @@ int run(const Options& options) {
     for (const Case& c : cases) print("{}\n", c.name);
     return kGood;
   }
-  if (!options.json.empty()) write_file(options.json, "", std::ios::app);  // fails now, not after minutes
+  JsonFile json(options.json);
 
   std::vector<Row> rows;
   {
@@ -532,7 +588,7 @@ int run(const Options& options) {
     else table.row({row.c.name, "WRONG", "-", "-", "-", "-", error_text(row.error), "0"});
   }
   print(table.text());
-  if (!options.json.empty()) write_file(options.json, text_of(to_json(rows)));
+  json.write(text_of(to_json(rows)));
   for (const Row& row : rows)
     if (!row.right())
       throw CheckFailed(

@@ -4,6 +4,7 @@
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cuda/device.h"
 #include "sievemla/error.h"
 #include "sievemla/geometry.h"
 #include "sievemla/kv_format.h"
@@ -48,11 +49,47 @@ std::int64_t row_bytes(const KvFormatInfo& f) {
   return f.row_bytes(f.latent ? f.latent : 512, f.rope < 0 ? 64 : f.rope);
 }
 
+// 12040 -> "12.4"; empty if there is none.
+std::string version_text(int version) {
+  return version == 0 ? "" : fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+// What CUDA finds here, line by line: versions, and each device with the image that runs on it.
+std::string devices_text() {
+  const cuda::Machine gpus = cuda::machine();
+  if (!gpus.built_with_cuda) return "devices    no CUDA in this build\n";
+  std::string text = fmt::format("devices    CUDA runtime {}, driver {}{}\n", version_text(gpus.runtime_version),
+                                 gpus.driver_version == 0 ? "none" : version_text(gpus.driver_version),
+                                 gpus.problem.empty() ? "" : ": " + gpus.problem);
+  for (const cuda::DeviceInfo& d : gpus.devices)
+    text += fmt::format("cuda:{:<4}  {}, compute {}.{}, {} multiprocessors, {:.1f} GiB: {}\n", d.index, d.name,
+                        d.capability / 10, d.capability % 10, d.multiprocessors,
+                        static_cast<double>(d.memory_bytes) / 0x1p30,
+                        d.config.empty() ? d.problem : d.config + ", " + d.image);
+  return text;
+}
+
 Json to_json() {
   Json json = envelope("info");
   json["compiler"] = kCompiler;
   const Machine machine = this_machine();
   json["cpu"] = {{"name", machine.cpu}, {"cores", machine.cores}, {"isa", machine.isa}};
+  const cuda::Machine gpus = cuda::machine();
+  Json& found = json["cuda"] = {{"built_with_cuda", gpus.built_with_cuda},
+                                {"runtime", version_text(gpus.runtime_version)},
+                                {"driver", version_text(gpus.driver_version)},
+                                {"problem", gpus.problem},
+                                {"devices", Json::array()}};
+  for (const cuda::DeviceInfo& d : gpus.devices)
+    found["devices"].push_back({{"index", d.index},
+                                {"name", d.name},
+                                {"capability", d.capability},
+                                {"multiprocessors", d.multiprocessors},
+                                {"memory_bytes", d.memory_bytes},
+                                {"smem_bytes", d.smem_bytes},
+                                {"config", d.config},
+                                {"image", d.image},
+                                {"problem", d.problem}});
   json["backends"] = Json::array();
   for (const BackendState& b : backends())
     json["backends"].push_back({{"name", b.name}, {"usable", b.state.empty()}, {"reason", b.state}});
@@ -131,6 +168,7 @@ void print_tables() {
   print("sievemla {} ({}), {}\n", version(), commit(), kCompiler);
   print("cpu        {}, {} cores: {}\n", machine.cpu, machine.cores, fmt::format("{}", fmt::join(machine.isa, " ")));
   for (const BackendState& b : backends()) print("{:<9}  {}\n", b.name, b.state.empty() ? "usable" : b.state);
+  print(devices_text());
   print("\n{}\n{}\n{}", kernel_table().text(), format_table().text(), geometry_table().text());
 }
 
@@ -145,8 +183,7 @@ Action add_info(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("info", "What this build holds, and which of it runs on this machine");
   auto* json = command->add_flag("--json", options->json, "Print JSON");
-  command->add_flag("--markdown", options->markdown, "Print the tables as Markdown (the support table of the README)")
-      ->excludes(json);
+  command->add_flag("--markdown", options->markdown, "Print the tables as Markdown")->excludes(json);
   return [options] {
     if (options->json) print(text_of(to_json()));
     else if (options->markdown) print_markdown();

@@ -100,8 +100,7 @@ KvCache Inputs::kv_cache(KvFormat format, int latent, int rope, std::int64_t pag
 IndexCache Inputs::index_cache(IndexFormat format, std::int64_t pages, std::int64_t page_size,
                                std::span<const std::int64_t> slots) {
   const bool fp8 = format == IndexFormat::fp8;
-  const DType storage = fp8 ? DType::u8 : format == IndexFormat::bf16 ? DType::bf16 : DType::f32;
-  const IndexCache cache{format, poisoned(storage, {pages, page_size, fp8 ? kIndexKeyBytes : kIndexDim})};
+  const IndexCache cache{format, poisoned(storage_of(format), {pages, page_size, fp8 ? kIndexKeyBytes : kIndexDim})};
   for (const std::int64_t slot : slots) {
     const kv::IndexKeyAddress at = kv::index_key_address(cache, slot);
     for (int i = 0; i < kIndexDim; ++i) {

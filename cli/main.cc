@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // cli/main.cc -- the sievemla program: picks the command, and turns what it throws into one line and an exit status.
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -17,7 +21,7 @@ constexpr const char* kExits = R"(exit status
   0  good
   1  a check failed: a result is not what it should be
   2  wrong use, a bad file, or a request that no kernel here serves
-  3  the device refused, or memory ran out
+  3  the device refused, memory ran out, or this program has a defect
 Every failure is one line on stderr: sievemla: <rule>: got <what> (<where>).)";
 
 constexpr const char* kNoMemory = "memory must suffice for the request: got an allocation that failed (host)";
@@ -45,9 +49,16 @@ InvalidArgument wrong_use(CLI::App& program, const CLI::ParseError& error) {
     return InvalidArgument(
         error_message("an argument must be one that sievemla " + where + " --help lists", where, extras));
   }
-  if (dynamic_cast<const CLI::RequiredError*>(&error))
-    return InvalidArgument(error_message(error.what(), where, "none"));
-  return InvalidArgument(error_message("arguments must be as --help says", where, error.what()));
+  const std::string what = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) {  // "--threads: 1 required N missing", "… received 2"
+    const std::string option = what.substr(0, what.find(':'));
+    const std::size_t received = what.find("received ");
+    return received == what.npos
+               ? InvalidArgument(error_message(option + " must have a value", where, "none"))
+               : InvalidArgument(error_message(option + " must be given once", where, what.substr(received + 9)));
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&error)) return InvalidArgument(error_message(what, where, "none"));
+  return InvalidArgument(error_message("arguments must be as --help says", where, what));
 }
 
 int run_program(int argc, char** argv) {
@@ -102,9 +113,30 @@ int guarded(int argc, char** argv) {
     return fail(kDevice, kNoMemory);
   } catch (const std::length_error&) {  // a container beyond all memory there can be
     return fail(kDevice, kNoMemory);
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     return fail(kWrongUse, error.what());
+  } catch (const std::exception& error) {
+    return fail(kDevice,
+                error_message("this program must not fail so: please report it", "an internal error", error.what()));
   }
+}
+
+// Weights and traces are mapped: what another process cuts off such a file is a bus error for whoever reads it.
+void explain_bus_errors() {
+  struct sigaction action {};
+  action.sa_flags = SA_SIGINFO;
+  action.sa_sigaction = [](int, siginfo_t* fault, void*) {
+    constexpr char kLine[] = "sievemla: a file must not shrink while it is read: got a bus error (a mapped file)\n";
+    if (fault->si_code != BUS_ADRERR) {  // to end as it would have without us
+      std::signal(SIGBUS, SIG_DFL);
+      return;
+    }
+    static std::atomic_flag said = ATOMIC_FLAG_INIT;
+    while (said.test_and_set()) pause();  // every worker reads the file, and one speaks
+    static_cast<void>(!write(STDERR_FILENO, kLine, sizeof kLine - 1));
+    _exit(kWrongUse);
+  };
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 }  // namespace
@@ -112,5 +144,6 @@ int guarded(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   sievemla::cli::prepare_streams();
+  sievemla::cli::explain_bus_errors();
   return sievemla::cli::guarded(argc, argv);
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -28,10 +29,42 @@ std::string padded(const std::string& cell, std::size_t columns, Table::Align al
   return align == Table::right ? space + cell : cell + space;
 }
 
+// With code points that would move the cursor, start a line or turn the direction written as \\x...
+std::string printable(std::string_view message) {
+  struct Range {
+    std::string_view first, last;  // UTF-8, of one length
+  };
+  constexpr Range kHidden[] = {{{"\x00", 1}, "\x1F"},
+                               {"\x7F", "\x7F"},
+                               {"\xC2\x80", "\xC2\x9F"},           // C1 controls
+                               {"\xE2\x80\x8E", "\xE2\x80\x8F"},   // direction marks
+                               {"\xE2\x80\xA8", "\xE2\x80\xAE"},   // line and paragraph separators, directions
+                               {"\xE2\x81\xA6", "\xE2\x81\xA9"}};  // isolated directions
+  std::string text;
+  for (std::size_t i = 0; i < message.size();) {
+    const auto* hidden = std::find_if(std::begin(kHidden), std::end(kHidden), [&](const Range& range) {
+      const std::string_view here = message.substr(i, range.first.size());
+      return here.size() == range.first.size() && here >= range.first && here <= range.last;
+    });
+    const std::size_t bytes = hidden == std::end(kHidden) ? 0 : hidden->first.size();
+    if (message[i] == '\n') text += "\\n";
+    else if (bytes == 0) text += message[i];
+    else
+      for (const char c : message.substr(i, bytes)) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    i += std::max<std::size_t>(bytes, 1);
+  }
+  return text;
+}
+
 }  // namespace
 
 Json envelope(std::string_view kind) {
   return Json{{"schema", 1}, {"kind", kind}, {"version", version()}, {"commit", commit()}};
+}
+
+Json error_json(std::optional<double> error) {
+  if (!error) return nullptr;
+  return std::isfinite(*error) ? Json(*error) : Json("inf");
 }
 
 std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
@@ -55,12 +88,18 @@ void flush() {
 }
 
 void complain(std::string_view message) {
+  // A file chooses what a message quotes. Of a long one the ends stay: the rule, and the place.
+  constexpr std::size_t kHead = 340, kTail = 160;
+  const std::string text = printable(message);
   std::string line = "sievemla: ";
-  for (const char c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') line += "\\n";
-    else if (byte < 0x20 || byte == 0x7F) line += fmt::format("\\x{:02x}", byte);
-    else line += c;
+  if (text.size() <= kHead + kTail) {
+    line += text;
+  } else {
+    const auto inside = [&](std::size_t at) { return (text[at] & 0xC0) == 0x80; };  // of a code point
+    std::size_t head = kHead, tail = text.size() - kTail;
+    while (head > kHead - 4 && inside(head)) --head;
+    while (tail < text.size() - kTail + 4 && inside(tail)) ++tail;
+    line += text.substr(0, head) + "…" + text.substr(tail);
   }
   line += '\n';
   std::fwrite(line.data(), 1, line.size(), stderr);

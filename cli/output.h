@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,7 +21,7 @@ enum Exit : int {
   kGood = 0,
   kCheckFailed = 1,  // the program ran, and a result is not what it should be
   kWrongUse = 2,     // arguments, files, or a request that no kernel here serves
-  kDevice = 3,       // the device refused, or memory ran out
+  kDevice = 3,       // the device refused, memory ran out, or an exception that nothing here throws on purpose
 };
 
 // The results are out, and one of them is not what it should be: kCheckFailed.
@@ -32,6 +33,9 @@ using Json = nlohmann::ordered_json;
 
 // {"schema": 1, "kind": KIND, "version": …, "commit": …}: how every JSON output of this program starts.
 Json envelope(std::string_view kind);
+// An error as JSON: a number, "inf" where it is infinite (JSON has no such number), null where nothing was compared.
+// Beside it stands "checked".
+Json error_json(std::optional<double> error);
 // Indented, with a newline. Bytes that are no UTF-8 become U+FFFD; infinities and NaN become null, as JSON has neither.
 std::string text_of(const Json& json);
 
@@ -47,7 +51,7 @@ void print(fmt::format_string<T...> format, T&&... values) {
 // Sends out what was printed. Throws Error if stdout could not be written; a reader that left early is no error.
 void flush();
 
-// "sievemla: MESSAGE" on stderr, as one line whatever bytes it holds.
+// "sievemla: MESSAGE" on stderr, as one line whatever bytes it holds, and of a long one its two ends.
 void complain(std::string_view message);
 
 // Columns with two spaces between; numbers are aligned right, words left.

@@ -168,14 +168,13 @@ Json to_json(const Options& options, const std::vector<Row>& rows) {
     json["rows"].push_back({{"backend", row.backend},
                             {"stage", row.stage},
                             {"cache", row.cache},
-                            {"error", nullptr},
+                            {"error", error_json(row.error)},
                             {"bound", row.bound},
                             {"us", row.us},
                             {"gflops", row.gflops},
                             {"gbps", row.gbps},
                             {"checked", row.error.has_value()},
                             {"passed", row.passed()}});
-    if (row.error) json["rows"].back()["error"] = *row.error;
   }
   return json;
 }

@@ -151,10 +151,13 @@ Json to_json(const Options& options, const model::Config& config, const model::D
   json["tokens_per_s"] = result.tokens_per_s;
   json["layers"] = Json::array();
   for (const StageRow& row : result.rows) {
-    Json line = {{"layer", nullptr}, {"stage", row.stage}, {"error", nullptr}, {"us", row.us}};
+    Json line = {{"layer", nullptr},
+                 {"stage", row.stage},
+                 {"error", error_json(row.error)},
+                 {"us", row.us},
+                 {"checked", row.error.has_value()}};
     if (row.layer >= 0) line["layer"] = row.layer;
     if (row.error) {
-      line["error"] = *row.error;
       line["bound"] = *row.bound;
       line["passed"] = row.passed;
     }

@@ -253,9 +253,7 @@ void draw(Inputs& in, std::uint64_t seed, Scores& c) {
   const std::int64_t requests = 1 + in.below(3), each = 1 + in.below(4), rows = requests * each;
   const std::int64_t heads = in.one_of<std::int64_t>({1, 5, 16, 32, 64}),
                      longest = in.one_of<std::int64_t>({1, 63, 300});
-  const DType key_type = format == IndexFormat::fp8    ? DType::u8
-                         : format == IndexFormat::bf16 ? DType::bf16
-                                                       : DType::f32;
+  const DType key_type = storage_of(format);
   c.args.q = in.normal(key_type == DType::u8 ? DType::u8 : float_type(in), {rows, heads, kIndexDim}, 1.f);
   c.args.weights = in.normal(DType::f32, {rows, heads}, 0.1f);
   const std::vector<std::int64_t> lengths = ragged(in, rows, longest);
@@ -521,7 +519,8 @@ Json to_json(const VerifyOptions& options, const std::vector<Verdict>& verdicts,
                                {"backend", v.backend},
                                {"cases", v.cases},
                                {"unserved", v.unserved},
-                               {"worst", v.worst},
+                               {"checked", v.cases > 0},
+                               {"worst", error_json(v.cases > 0 ? std::optional(v.worst) : std::nullopt)},
                                {"failures", v.failures},
                                {"traces", v.traces}});
   return json;
@@ -546,8 +545,10 @@ int run(const Options& given) {
   options.backends = backends_named(given.backend, cpu_options(given.threads));
   options.seed = static_cast<std::uint64_t>(given.seed);
   options.trace_dir = given.trace_dir;
+  std::error_code error;  // so that a path that cannot be asked about does not throw
   if (!given.trace_dir.empty())
-    expects(std::filesystem::is_directory(given.trace_dir), "--trace-dir is a directory", "verify", given.trace_dir);
+    expects(std::filesystem::is_directory(given.trace_dir, error), "--trace-dir is a directory", "verify",
+            given.trace_dir);
   int functions = 0;
   api::for_each_kernel_list([&](auto&&...) { ++functions; });
   Progress progress("verify", std::int64_t{functions} * options.cases);

@@ -50,6 +50,7 @@ inline constexpr int kIndexKeyBytes = 132;  // fp8: 128 e4m3 + one f32 scale
 
 enum class IndexFormat : std::uint8_t { f32, bf16, fp8 };
 std::string_view name_of(IndexFormat format);
+DType storage_of(IndexFormat format);                     // dtype of IndexCache::pages
 IndexFormat index_format_by_name(std::string_view name);  // InvalidArgument lists the names there are
 
 // A paged cache of indexer keys.

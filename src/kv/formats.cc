@@ -18,14 +18,15 @@ constexpr auto descriptors(kv::RowTypes<Rows...>) {
 }
 constexpr auto kKvFormats = descriptors(kv::AllRows{});
 
-struct IndexFormatName {
+struct IndexFormatInfo {
   IndexFormat format;
   std::string_view name;
+  DType storage;
 };
-constexpr IndexFormatName kIndexFormats[] = {
-    {IndexFormat::f32, "f32"},
-    {IndexFormat::bf16, "bf16"},
-    {IndexFormat::fp8, "fp8"},
+constexpr IndexFormatInfo kIndexFormats[] = {
+    {IndexFormat::f32, "f32", DType::f32},
+    {IndexFormat::bf16, "bf16", DType::bf16},
+    {IndexFormat::fp8, "fp8", DType::u8},
 };
 
 // The format of the row of `table` that has this name.
@@ -56,9 +57,15 @@ std::int64_t KvFormatInfo::row_bytes(int latent_width, int rope_width) const {
 }
 
 std::string_view name_of(IndexFormat format) {
-  for (const IndexFormatName& row : kIndexFormats)
+  for (const IndexFormatInfo& row : kIndexFormats)
     if (row.format == format) return row.name;
   return "?";
+}
+
+DType storage_of(IndexFormat format) {
+  for (const IndexFormatInfo& row : kIndexFormats)
+    if (row.format == format) return row.storage;
+  throw InvalidArgument(error_message("an index format is f32, bf16 or fp8", "IndexFormat", static_cast<int>(format)));
 }
 
 IndexFormat index_format_by_name(std::string_view name) { return by_name(kIndexFormats, name, "index format"); }

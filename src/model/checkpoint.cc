@@ -20,7 +20,11 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) : name_(directory
         error_message("a checkpoint is a readable directory", name_, error ? error.message() : std::string("none")));
   const std::filesystem::path single = directory / "model.safetensors";
   const std::filesystem::path index = directory / "model.safetensors.index.json";
-  if (std::filesystem::exists(single, error) || !std::filesystem::exists(index, error)) {
+  // Whatever has such a name, a link that leads nowhere too, is opened, so that it is named if it cannot be.
+  const auto there = [&](const std::filesystem::path& path) {
+    return std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::not_found;
+  };
+  if (there(single) || !there(index)) {
     shards_.emplace_back(single);
     for (const std::string& name : shards_[0].names()) shard_of_[name] = &shards_[0];
     return;
@@ -46,7 +50,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) : name_(directory
   for (const auto& [file, tensors] : tensors_of) {
     const SafeTensors& shard = shards_.emplace_back(directory / file);
     for (const std::string& tensor : tensors) {
-      shard.tensor(tensor);
+      if (!shard.find(tensor)) shard.tensor(tensor);  // throws
       shard_of_[tensor] = &shard;
     }
   }

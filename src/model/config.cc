@@ -279,7 +279,7 @@ Config load_config(const std::filesystem::path& file_or_directory) {
   std::error_code error;
   const bool directory = std::filesystem::is_directory(file_or_directory, error);
   const std::filesystem::path path = directory ? file_or_directory / "config.json" : file_or_directory;
-  return parse_config(MappedFile(path).bytes(), path.string());
+  return parse_config(load_text(path), path.string());
 }
 
 }  // namespace sievemla::model

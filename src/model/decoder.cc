@@ -137,9 +137,7 @@ struct Decoder::State {
         cache.latent.push_back({o.kv_format, static_cast<int>(config.latent), static_cast<int>(config.rope),
                                 rows_of(all, r * pages, pages)});
       if (!layer.indexer) continue;
-      const DType dtype = o.index_format == IndexFormat::f32    ? DType::f32
-                          : o.index_format == IndexFormat::bf16 ? DType::bf16
-                                                                : DType::u8;
+      const DType dtype = storage_of(o.index_format);
       cache.index = {o.index_format, cache_pages(cache.index_memory, dtype, key_pages.count, o.page_size,
                                                  dtype == DType::u8 ? kIndexKeyBytes : kIndexDim)};
     }

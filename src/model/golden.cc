@@ -39,7 +39,7 @@ std::vector<std::int32_t> token_ids(const SafeTensors& file, std::string_view na
 Tolerance load_tolerance(const std::filesystem::path& path) {
   Tolerance tolerance;
   std::error_code error;
-  if (!std::filesystem::exists(path, error)) return tolerance;
+  if (std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found) return tolerance;
   const nlohmann::json meta = load_json(path);
   const auto given = meta.is_object() ? meta.find("verified_tolerance") : meta.end();
   if (!meta.is_object() || given == meta.end()) return tolerance;

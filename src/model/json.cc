@@ -28,9 +28,12 @@ std::string shown(const json& value) {
   return text;
 }
 
+std::string load_text(const std::filesystem::path& path) { return read_file(path, kMaxBytes + 1); }
+
 json parse_json(std::string_view text, const std::string& where) {
-  if (text.size() > kMaxBytes)
-    throw BadFile(error_message("a JSON file has at most 64 MiB", where, text.size(), " bytes"));
+  if (text.size() > kMaxBytes) throw BadFile(error_message("a JSON file has at most 64 MiB", where, "more"));
+  if (const std::size_t nul = text.find('\0'); nul != text.npos)  // where the parser would stop, whatever follows
+    throw BadFile(error_message("the file must be valid JSON", where, "a NUL at its byte ", nul + 1));
   std::vector<std::set<std::string>> keys;  // of each open object
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
     const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
@@ -50,6 +53,6 @@ json parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-json load_json(const std::filesystem::path& path) { return parse_json(MappedFile(path).bytes(), path.string()); }
+json load_json(const std::filesystem::path& path) { return parse_json(load_text(path), path.string()); }
 
 }  // namespace sievemla::model

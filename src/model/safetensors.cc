@@ -23,6 +23,12 @@ struct DTypeName {
 constexpr DTypeName kDTypes[] = {{"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}, {"I32", DType::i32},
                                  {"I64", DType::i64}, {"U8", DType::u8},   {"F8_E4M3", DType::u8}};
 
+const DTypeName* known_dtype(std::string_view name) {
+  for (const DTypeName& row : kDTypes)
+    if (row.name == name) return &row;
+  return nullptr;
+}
+
 struct Entry {
   std::string dtype;
   std::vector<std::uint64_t> shape, offsets;
@@ -140,6 +146,8 @@ void SafeTensors::parse(std::string_view bytes) {
     bad("", "the header must lie within the file", length, " bytes of header in a file of ", bytes.size());
 
   const std::string_view header = bytes.substr(sizeof length, length), data = bytes.substr(sizeof length + length);
+  if (const std::size_t nul = header.find('\0'); nul != header.npos)  // where the parser would stop
+    bad("", "the header must be valid JSON", "a NUL at its byte ", nul + 1);
   HeaderReader reader(name_);
   nlohmann::json::sax_parse(header, &reader);
   metadata_ = std::move(reader.metadata);
@@ -150,10 +158,19 @@ void SafeTensors::parse(std::string_view bytes) {
   };
   std::vector<Extent> extents;
   for (const auto& [name, entry] : reader.entries) {
-    const auto* known = std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                                     [&dtype = entry.dtype](const DTypeName& row) { return row.name == dtype; });
-    if (known == std::end(kDTypes))
-      bad(name, "a dtype is one of F32, F16, BF16, I32, I64, U8, F8_E4M3", "'", entry.dtype, "'");
+    const std::uint64_t begin = entry.offsets[0], end = entry.offsets[1];
+    if (begin > end || end > data.size())
+      bad(name, "data_offsets must lie within the data", "[", begin, ", ", end, ") of ", data.size(), " bytes");
+    extents.push_back({begin, end, &name});
+    const char* from = data.data() + begin;
+
+    const DTypeName* known = known_dtype(entry.dtype);
+    if (!known) {
+      const auto* first = reinterpret_cast<const std::uint8_t*>(from);
+      tensors_.emplace(name,
+                       StoredTensor{entry.dtype, sievemla::tensor(first, {static_cast<std::int64_t>(end - begin)})});
+      continue;
+    }
     std::int64_t size = size_of(known->dtype), widest = size;  // `widest` counts an empty extent as 1: strides fit too
     bool fits = true;
     TensorView view;
@@ -169,14 +186,8 @@ void SafeTensors::parse(std::string_view bytes) {
     std::int64_t step = 1;
     for (int d = view.rank; d-- > 0; step *= view.dim(d)) view.stride[static_cast<std::size_t>(d)] = step;
 
-    const std::uint64_t begin = entry.offsets[0], end = entry.offsets[1];
-    if (begin > end || end > data.size())
-      bad(name, "data_offsets must lie within the data", "[", begin, ", ", end, ") of ", data.size(), " bytes");
     if (end - begin != static_cast<std::uint64_t>(size))
       bad(name, "data_offsets must span shape times dtype", end - begin, " bytes, not ", size);
-    extents.push_back({begin, end, &name});
-
-    const char* from = data.data() + begin;
     if (size > 0 && reinterpret_cast<std::uintptr_t>(from) % static_cast<std::uintptr_t>(size_of(view.dtype)) != 0) {
       aligned_.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(size)));
       std::memcpy(aligned_.back().get(), from, static_cast<std::size_t>(size));
@@ -210,8 +221,13 @@ const StoredTensor* SafeTensors::find(std::string_view name) const {
 }
 
 const StoredTensor& SafeTensors::tensor(std::string_view name) const {
-  if (const StoredTensor* found = find(name)) return *found;
-  throw BadFile(error_message("the file must have this tensor", name_ + ": tensor " + std::string(name), "none"));
+  const StoredTensor* found = find(name);
+  const std::string where = name_ + ": tensor " + std::string(name);
+  if (!found) throw BadFile(error_message("the file must have this tensor", where, "none"));
+  if (!known_dtype(found->dtype))
+    throw BadFile(
+        error_message("a dtype is one of F32, F16, BF16, I32, I64, U8, F8_E4M3", where, "'", found->dtype, "'"));
+  return *found;
 }
 
 TensorView SafeTensors::tensor(std::string_view name, DType dtype, std::initializer_list<std::int64_t> shape) const {

@@ -24,7 +24,8 @@
 
 namespace sievemla::model {
 
-// A file in memory, read-only. BadFile if it is missing, unreadable, a directory or no regular file.
+// A file in memory, read-only. BadFile if it is missing, unreadable, a directory or no regular file. Whoever shrinks it
+// takes its pages away: reading them then is a bus error.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -38,7 +39,11 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+// A file's bytes, of a longer one the first `most`. The same rules, and it may change afterwards.
+std::string read_file(const std::filesystem::path& path, std::size_t most);
+
 // One entry of a header. F8_E4M3 data is u8 in the view; `dtype` keeps what the file says. A shape [] reads as [1].
+// Of a dtype that is not in the list, the view is the bytes alone: who does not need the tensor is not stopped by it.
 struct StoredTensor {
   std::string dtype;
   TensorView view;
@@ -59,7 +64,7 @@ class SafeTensors {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   std::vector<std::string> names() const;                   // sorted
   const StoredTensor* find(std::string_view name) const;    // null: not there
-  const StoredTensor& tensor(std::string_view name) const;  // BadFile: not there
+  const StoredTensor& tensor(std::string_view name) const;  // BadFile: not there, or of an unknown dtype
   // The tensor, with this dtype and shape. BadFile otherwise.
   TensorView tensor(std::string_view name, DType dtype, std::initializer_list<std::int64_t> shape) const;
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kMaxHeads = 128;
 constexpr std::int64_t kMaxWidth = 1 << 16;  // of a cache row; far beyond any model
-constexpr std::int64_t kDefaultTopk = 2048, kMaxTopk = 1 << 16;
+constexpr std::int64_t kDefaultTopk = 2048;
 constexpr std::int64_t kMaxScores = std::int64_t{1} << 28;  // that the file does not hold itself: 1 GiB of f32
 
 std::string shape_text(const StoredTensor& t) {
@@ -212,9 +212,14 @@ IndexerTrace read_indexer(const SafeTensors& file) {
   }
 
   trace.topk = reader.optional("topk", {tokens, -1}, "[tokens, k] with the tokens of q", {DType::i32});
-  trace.k =
-      trace.topk ? trace.topk.dim(1) : reader.number("topk", 0, kMaxTopk).value_or(std::min(kDefaultTopk, trace.width));
+  // A number is no tensor: it must not ask for memory that a short file is not worth.
+  trace.k = trace.topk ? trace.topk.dim(1)
+                       : reader.number("topk", 0, std::max(kDefaultTopk, trace.width))
+                             .value_or(std::min(kDefaultTopk, trace.width));
   const bool only_slots = !trace.topk && reader.has("topk_slots");
+  reader.require(trace.topk || only_slots || trace.k <= kMaxScores / tokens,
+                 "a trace without topk selects at most " + std::to_string(kMaxScores) + " keys", "tensor q", tokens,
+                 " rows of ", trace.k);
   trace.topk_slots = reader.optional("topk_slots", {tokens, only_slots ? -1 : trace.k},
                                      "[tokens, k] with the sizes of topk", {DType::i32});
   if (only_slots) trace.k = trace.topk_slots.dim(1);

@@ -84,7 +84,7 @@ bool ignored(const std::string& name, const Config& c) {
 
 Weights bind_weights(const Config& c, const Checkpoint& checkpoint, const Backend& backend) {
   for (const std::string& name : checkpoint.names())
-    if (name.ends_with("weight_scale_inv"))
+    if (name.ends_with("weight_scale_inv") && !ignored(name, c))
       throw Unsupported(
           error_message("FP8 weights are not supported by run", checkpoint.where(name), "weight_scale_inv"));
   Binder binder(checkpoint);

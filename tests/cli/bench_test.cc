@@ -78,6 +78,32 @@ TEST(CliBench, SizesThatContradictEachOther) {
   expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t0"}, 2, {".t<n>"});
   expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t9999"}, 2, {"4096"});
   expect_failure({"bench", "cpu.attend.dense.bf16.h200.b1.ctx10.t1"}, 2, {"heads must be 1 to 128"});
+  // Before memory is asked for: these would take terabytes.
+  expect_failure({"bench", "cpu.attend.decode.bf16.h129.b100000.topk2048.t1"}, 2, {"heads must be 1 to 128: got 129"});
+  expect_failure({"bench", "cpu.attend.decode.bf16.h64.b100000.topk32769.t1"}, 2, {"32769 of 32768"});
+  expect_failure({"bench", "cpu.step.fp8.h32.H129.b100000.ctx32768.k2048.t1"}, 2, {"got 129"});
+  expect_failure({"bench", "cpu.attend.decode.fp8_nope.h64.b100000.topk2048.t1"}, 2, {"rope of 64: got fp8_nope"});
+}
+
+TEST(CliBench, FilesThatCannotBeWritten) {
+  const TempDir dir;
+  const std::string name = "cpu.topk.f32.rows1.len9.k3.t1", rule = "the file for --json must be writable: got ";
+  expect_failure({"bench", "--json", dir.path().string(), name}, 2, {rule + "Is a directory (bench: "});
+  expect_failure({"bench", "--json", (dir / "no/x").string(), name}, 2, {rule + "No such file or directory (bench: "});
+  const Outcome full = run_program({"bench", "--json", "/dev/full", name});
+  EXPECT_EQ(full.status, 2);
+  EXPECT_EQ(full.err, "sievemla: " + rule + "No space left on device (bench: /dev/full)\n");
+}
+
+// A run that fails leaves no empty file, and one that was there as it was.
+TEST(CliBench, AFailureLeavesNoFile) {
+  if (*SIEVEMLA_SANITIZED) GTEST_SKIP() << "a sanitizer ends the program at such an allocation";
+  const TempDir dir;
+  write_file(dir / "old", "precious");
+  for (const char* file : {"new", "old"})
+    expect_failure({"bench", "--json", (dir / file).string(), "cpu.topk.f32.rows10000000.len268435456.k1.t1"}, 3);
+  EXPECT_FALSE(fs::exists(dir / "new"));
+  EXPECT_EQ(read_file(dir / "old"), "precious");
 }
 
 }  // namespace

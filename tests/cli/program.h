@@ -22,7 +22,9 @@ struct Outcome {
 // Where stdout goes.
 enum class Stdout { captured, closed, full, pipe_without_reader };
 
-inline Outcome run_program(const std::vector<std::string>& arguments, Stdout kind = Stdout::captured) {
+// `meanwhile` gets the process while it runs.
+inline Outcome run_program(const std::vector<std::string>& arguments, Stdout kind = Stdout::captured,
+                           const std::function<void(pid_t)>& meanwhile = {}) {
   const TempDir dir;
   const fs::path out = dir / "out", err = dir / "err";
   int pipe_ends[2];
@@ -52,6 +54,7 @@ inline Outcome run_program(const std::vector<std::string>& arguments, Stdout kin
     _exit(127);
   }
   if (kind == Stdout::pipe_without_reader) close(pipe_ends[1]);
+  if (meanwhile) meanwhile(child);
   int status = 0;
   waitpid(child, &status, 0);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_file(out), read_file(err)};

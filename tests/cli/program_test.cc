@@ -54,7 +54,9 @@ TEST(Cli, WrongUse) {
       {{"info", "--json", "--markdown"}, "--json"},
       {{"replay"}, "TRACE"},
       {{"replay", trace, "--nope"}, "'--nope' (replay)"},
-      {{"replay", trace, "--threads"}, "--threads"},
+      {{"replay", trace, "--threads"}, "--threads must have a value: got none (replay)"},
+      {{"replay", trace, "--backend"}, "--backend must have a value: got none (replay)"},
+      {{"replay", trace, "--backend", "cpu", "--backend", "cpu"}, "--backend must be given once: got 2 (replay)"},
       {{"replay", trace, "--threads", "-1"}, "from 0 to 4096: got '-1'"},
       {{"replay", trace, "--threads", "two"}, "got 'two'"},
       {{"replay", trace, "--threads", "4097"}, "got '4097'"},
@@ -81,6 +83,7 @@ TEST(Cli, WrongUse) {
       {{"verify", "--seed", "-3"}, "--seed"},
       {{"verify", "--backend", "reference"}, "beside the reference"},
       {{"verify", "--trace-dir", trace}, "--trace-dir is a directory"},
+      {{"verify", "--trace-dir", std::string(5000, 'x')}, "--trace-dir is a directory"},
       {{"bench", "cpu.nothing"}, "cpu.attend.decode"},
       {{"bench", "gpu*"}, "pattern"},
       {{"bench", "cpu.topk.f32.rows1.k3.len5.t1"}, "cpu.topk.f32.rows<n>.len<n>.k<n>.t<n>"},
@@ -112,6 +115,66 @@ TEST(Cli, AComplaintIsOneLineWhateverItQuotes) {
   expect_failure({"two\nlines"}, 2);
 }
 
+TEST(Cli, AComplaintWritesOutWhatATerminalWouldObey) {
+  expect_failure({"replay",
+                  "a\x1b[1m\xC2\x85"
+                  "b\xE2\x80\xA8"
+                  "c\xE2\x80\xAE"
+                  "d"},
+                 2, {"a\\x1b[1m\\xc2\\x85b\\xe2\\x80\\xa8c\\xe2\\x80\\xaed"});
+  expect_failure({"replay", "\xC3\xBC\xE2\x80\x93\xE6\x97\xA5"}, 2,
+                 {"got No such file", "(\xC3\xBC\xE2\x80\x93\xE6\x97\xA5)"});
+}
+
+TEST(Cli, AComplaintIsShortWhateverItQuotes) {
+  const TempDir dir;
+  const std::string file = (dir / "t").string();
+  std::string euros;
+  for (int i = 0; i < 100'000; ++i) euros += "\xE2\x82\xAC";
+  struct Case {
+    std::string name, dtype;
+    int end;
+    const char* rule;
+  };
+  const char* const dtypes = "a dtype is one of F32";
+  const char* const offsets = "data_offsets must lie within the data";
+  for (const Case& c : {Case{"q", std::string(1 << 21, 'x'), 1, dtypes}, Case{"q", euros, 1, dtypes},
+                        Case{"q", "a" + euros, 1, dtypes}, Case{"q", std::string(1 << 20, '\x7F'), 1, dtypes},
+                        Case{std::string(1 << 20, 'n'), "U8", 2, offsets}, Case{euros, "U8", 2, offsets}}) {
+    const Json header = {{"__metadata__", {{"kind", "sparse_mla_trace"}}},
+                         {c.name, {{"dtype", c.dtype}, {"shape", {1}}, {"data_offsets", {0, c.end}}}}};
+    write_file(file, safetensors(header.dump(), "x"));
+    const Outcome outcome = run_program({"replay", file});
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(is_complaint(outcome.err));
+    EXPECT_LE(outcome.err.size(), 520u);
+    EXPECT_NE(outcome.err.find(c.rule), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("\xE2\x80\xA6"), std::string::npos) << outcome.err;
+    EXPECT_NO_THROW(static_cast<void>(Json(outcome.err).dump()));  // UTF-8: no code point is cut
+  }
+}
+
+bool maps(pid_t process, const std::string& file) {
+  return read_file("/proc/" + std::to_string(process) + "/maps").find(file) != std::string::npos;
+}
+
+// The file loses its pages under the program: one line, no signal.
+TEST(Cli, AFileThatShrinks) {
+  const TempDir dir;
+  const fs::path file = dir / "t";
+  bool cut = false;
+  for (int attempt = 0; attempt < 20 && !cut; ++attempt) {  // until it was mapped when it shrank
+    write_file(file, read_file(golden("trace-glm5/trace.safetensors")));
+    const Outcome outcome = run_program({"replay", file.string()}, Stdout::captured, [&](pid_t process) {
+      for (int i = 0; i < 20'000 && !maps(process, file.string()); ++i) usleep(100);
+      fs::resize_file(file, 0);
+    });
+    EXPECT_TRUE(outcome.status == 0 || outcome.status == 2) << outcome.status << outcome.err;
+    cut = outcome.err == "sievemla: a file must not shrink while it is read: got a bus error (a mapped file)\n";
+  }
+  EXPECT_TRUE(cut);
+}
+
 TEST(Cli, InfoListsWhatTheBuildHolds) {
   const Json json = json_of({"info", "--json"}, "info");
   EXPECT_FALSE(json.at("compiler").get<std::string>().empty());
@@ -125,7 +188,15 @@ TEST(Cli, InfoListsWhatTheBuildHolds) {
     if (backend.at("name") == "cuda") continue;
     EXPECT_TRUE(backend.at("usable")) << backend;
   }
-  EXPECT_NE(run_program({"info"}).out.find("attention_reference"), std::string::npos);
+  const Json& cuda = json.at("cuda");
+  EXPECT_TRUE(cuda.at("devices").is_array());
+  EXPECT_EQ(cuda.at("devices").empty(), !cuda.at("problem").get<std::string>().empty()) << cuda;
+  const std::string text = run_program({"info"}).out;
+  EXPECT_NE(text.find("attention_reference"), std::string::npos);
+  EXPECT_NE(
+      text.find(cuda.at("built_with_cuda") ? "\ndevices    CUDA runtime" : "\ndevices    no CUDA in this build\n"),
+      std::string::npos)
+      << text;
   EXPECT_NE(run_program({"info", "--markdown"}).out.find("| attention | attention_reference |"), std::string::npos);
 }
 

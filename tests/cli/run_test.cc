@@ -43,7 +43,10 @@ TEST(CliRun, GoldensEndToEnd) {
       EXPECT_TRUE(json.at("check").at("failures").empty());
       EXPECT_EQ(json.at("tokens").get<std::vector<int>>(), generated(model));
       EXPECT_EQ(json.at("backend"), backend);
-      for (const Json& row : json.at("layers")) EXPECT_LE(row.at("error"), row.at("bound")) << row;
+      for (const Json& row : json.at("layers")) {
+        EXPECT_TRUE(row.at("checked")) << row;
+        EXPECT_LE(row.at("error"), row.at("bound")) << row;
+      }
     }
 }
 
@@ -102,7 +105,12 @@ TEST(CliRun, PromptIdsAreTheGoldensPrompt) {
   EXPECT_EQ(json.at("prompt_tokens"), 120);
   EXPECT_FALSE(json.contains("check"));
   std::set<std::string> stages;
-  for (const Json& row : json.at("layers")) stages.insert(row.at("stage"));
+  for (const Json& row : json.at("layers")) {
+    stages.insert(row.at("stage"));
+    EXPECT_TRUE(row.at("layer").is_number() && row.at("us") > 0) << row;
+    EXPECT_FALSE(row.at("checked")) << row;
+    EXPECT_TRUE(row.at("error").is_null()) << row;
+  }
   EXPECT_EQ(stages, (std::set<std::string>{"write", "indexer", "topk", "attention"}));
 }
 

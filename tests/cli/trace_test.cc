@@ -232,6 +232,19 @@ TEST(Trace, SmallFilesStaySmall) {
   t["k_pages"] = {"U8", {0, 132LL * 2'000'000'000}, ""};
   set(t.at("block_table"), std::vector<std::int32_t>(16, -1));
   refused_trace(t, {"context_lens"});
+  t = indexer_trace();
+  for (const char* name : {"row_request", "logits", "topk", "topk_slots"}) t.erase(name);
+  const std::string most = to_file(t, {{"topk", "2048"}});  // more than the 1024 keys, as models ask for
+  EXPECT_EQ(std::get<IndexerTrace>(read(most).call).k, 2048);
+  refused_trace(t, {"__metadata__.topk", "from 0 to 2048: got '2049'"}, {{"topk", "2049"}});
+  // 2^18 rows of 1 key: 34 MB of queries, which must not become 2^29 selected ids.
+  const std::int64_t rows = 1 << 18;
+  const auto size = static_cast<std::size_t>(rows);
+  t["q"] = {"U8", {rows, 1, 128}, std::string(size * 128, '\0')};
+  t["weights"] = {"F32", {rows, 1}, std::string(size * 4, '\0')};
+  t["row_lens"] = {"I32", {rows}, std::string(size * 4, '\0')};
+  set(t.at("context_lens"), std::vector<std::int32_t>{1});
+  refused_trace(t, {"tensor q", "at most 268435456 keys: got 262144 rows of 2048"}, {{"topk", "2048"}});
   t = small_sparse_trace();
   t["q"] = {"BF16", {std::int64_t{1} << 60, 0, 576}, ""};
   refused_trace(t, {"tensor q"});

@@ -167,7 +167,10 @@ TEST(BadFile, MissingTensor) {
 TEST(BadFile, ExtraTensor) {
   for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.experts.4.up_proj.weight",
                            "model.layers.x.weight", "model.layers.-1.a", "model.layers.1", "extra"})
-    bad([&](Model& m) { m.tensors[name] = {"F32", {1}, std::string(4, '\0')}; },
+    bad(
+        [&](Model& m) {
+          m.tensors[name] = {"F32", {1}, std::string(4, '\0')};
+        },
         {"the model has no such tensor: got an extra tensor", std::string("tensor ") + name});
   bad([](Model& m) { m.config["first_k_dense_replace"] = 2; }, {"needs this tensor"});
 }
@@ -193,6 +196,8 @@ TEST(BadFile, WrongDType) {
           t.bytes.assign(dtype == std::string("I32") ? 128 : 32, '\0');
         },
         {"weights are F32, BF16 or F16: got ", dtype, "tensor model.norm.weight"});
+  bad([](Model& m) { m.tensors["model.norm.weight"].dtype = "F8_E8M0"; },
+      {"weights are F32, BF16 or F16: got F8_E8M0", "tensor model.norm.weight"});
 }
 
 TEST(BadFile, WeightsThatAreNotFinite) {
@@ -223,6 +228,16 @@ TEST(BadFile, Fp8Weights) {
       {"FP8 weights are not supported by run", "o_proj.weight_scale_inv"});
 }
 
+// A layer for multi-token prediction, in formats that the rest is not in.
+TEST(Checkpoint, AnUnusedLayerMayBeInAnyFormat) {
+  Model model;
+  const std::string at = "model.layers.2.self_attn.o_proj.";
+  model.tensors[at + "weight"] = {"F8_E4M3", {8, 8}, std::string(64, '\0')};
+  model.tensors[at + "weight_scale_inv"] = {"F32", {1, 1}, std::string(4, '\0')};
+  model.tensors["model.layers.2.scale"] = {"F8_E8M0", {3}, std::string(3, '\0')};
+  EXPECT_EQ(logits_of(model), logits_of(Model()));
+}
+
 TEST(BadFile, Folders) {
   refused([] { Checkpoint c("/nonexistent/model"); }, {"a readable directory", "/nonexistent/model"});
   refused([] { Checkpoint c(golden_dir("glm5-tiny") / "config.json"); }, {"a readable directory"});
@@ -242,6 +257,20 @@ TEST(BadFile, TruncatedCheckpoint) {
     write_file(dir / "model.safetensors", whole.substr(0, size));
     refused([&] { Checkpoint c(dir.path()); }, {"model.safetensors"});
   }
+}
+
+// A name that is there and cannot be opened is named, instead of another file or none.
+TEST(BadFile, LinksThatLeadNowhere) {
+  const TempDir dir;
+  const std::string index = "model.safetensors.index.json";
+  fs::create_symlink(index, dir / index);
+  refused([&] { Checkpoint(dir.path()); }, {"readable", "Too many levels", index});
+  fs::remove(dir / index);
+  fs::create_symlink("none", dir / index);
+  refused([&] { Checkpoint(dir.path()); }, {"readable", "No such file", index});
+  write_shards(dir, Model{}, 1);  // through the link
+  fs::create_symlink("model.safetensors", dir / "model.safetensors");
+  refused([&] { Checkpoint(dir.path()); }, {"readable", "Too many levels", "model.safetensors)"});
 }
 
 TEST(BadFile, Index) {

@@ -94,6 +94,9 @@ TEST(BadFile, HeaderThatIsNotOne) {
     refused_bytes(safetensors(header), {": got ", "f"});
   std::string deep(100'000, '[');
   refused_bytes(safetensors(deep), {"got an array"});
+  for (const char* rest : {"", "junk{{{", "  "})  // a NUL ends no header
+    refused_bytes(safetensors(kTwo + '\0' + rest, kTwelve),
+                  {"valid JSON: got a NUL at its byte " + std::to_string(kTwo.size() + 1) + " (f)"});
   deep = "{\"a\":" + std::string(100'000, '{');
   refused_bytes(safetensors(deep), {"JSON"});
 }
@@ -106,8 +109,19 @@ std::string with(const std::string& part, const std::string& other) {
 }
 
 TEST(BadFile, DTypes) {
-  refused_bytes(with("F32", "F64"), {"F32, F16, BF16", "got 'F64' (f: tensor a)"});
-  refused_bytes(with("F32", ""), {"got ''"});
+  // An unknown one is no matter until the tensor is asked for; where its bytes lie is.
+  for (const std::string dtype : {"F64", "F8_E8M0", ""}) {
+    const std::string bytes = with("F32", dtype);
+    const SafeTensors file(bytes, "f");
+    EXPECT_EQ(file.find("a")->dtype, dtype);
+    EXPECT_EQ(file.find("a")->view.elements(), 8);
+    refused([&] { file.tensor("a"); }, {"F32, F16, BF16", "got '" + dtype + "' (f: tensor a)"});
+    refused([&] { file.tensor("a", DType::u8, {8}); }, {"F32, F16, BF16"});
+  }
+  refused_bytes(with("\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", "\"F64\",\"shape\":[1],\"data_offsets\":[0,9]"),
+                {"within the data"});
+  refused_bytes(with("\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", "\"F64\",\"shape\":[1],\"data_offsets\":[0,7]"),
+                {"fill the file"});
   refused_bytes(with("\"F32\"", "4"), {"got a number (f: tensor a)"});
   refused_bytes(with("F32", "BF16"), {"shape times dtype: got 8 bytes, not 4 (f: tensor a)"});
   EXPECT_EQ(SafeTensors(with("\"F32\",\"shape\":[2]", "\"F8_E4M3\",\"shape\":[8]"), "f").tensor("a").view.dtype,
@@ -163,7 +177,8 @@ TEST(BadFile, KeysTwice) {
 }
 
 TEST(BadFile, NumbersInAHeaderTakeNoMemory) {
-  struct rusage before{}, after{};
+  struct rusage before {
+  }, after{};
   ::getrusage(RUSAGE_SELF, &before);
   for (const char* shape : {"[1073741824]", "[1099511627776]", "[1048576,1048576]", "[2305843009213693951]"})
     refused_bytes(with("[2]", shape), {"f: tensor a"});
@@ -188,6 +203,33 @@ TEST(BadFile, PathsThatAreNoFile) {
   }
 }
 
+// Memory that does not suffice is no fault of the file.
+TEST(MappedFile, AddressesThatRunOut) {
+  const TempDir dir;
+  write_file(dir / "sparse", "");
+  fs::resize_file(dir / "sparse", std::uintmax_t{1} << 30);
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  ASSERT_GT(pages, 0u);
+  struct rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  struct rlimit tight = before;
+  tight.rlim_cur = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + (std::uint64_t{256} << 20);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  EXPECT_THROW(model::MappedFile file(dir / "sparse"), std::bad_alloc);
+  ::setrlimit(RLIMIT_AS, &before);
+  EXPECT_EQ(model::MappedFile(dir / "sparse").bytes().size(), std::size_t{1} << 30);
+}
+
+TEST(ReadFile, AsMuchAsIsAskedFor) {
+  const TempDir dir;
+  write_file(dir / "f", "abc");
+  EXPECT_EQ(model::read_file(dir / "f", 2), "ab");
+  EXPECT_EQ(model::read_file(dir / "f", 100), "abc");
+  refused([&] { model::read_file(dir / "none", 1); }, {"readable", "No such file"});
+  refused([&] { model::read_file(dir.path(), 1); }, {"a directory"});
+}
+
 TEST(BadFile, Json) {
   const auto bad = [](const std::string& text, std::initializer_list<std::string_view> parts) {
     refused([&] { model::parse_json(text, "j"); }, parts);
@@ -198,6 +240,8 @@ TEST(BadFile, Json) {
   bad(std::string(17, '[') + std::string(17, ']'), {"16 deep"});
   bad(std::string(1'000'000, '['), {"16 deep"});
   bad("1e999", {"valid JSON"});
+  bad(std::string("{}\0", 3), {"valid JSON: got a NUL at its byte 3 (j)"});
+  bad(std::string("{}\0 junk", 8), {"a NUL at its byte 3"});
   bad("{\"a\":\"\xff\"}", {"valid JSON"});
   EXPECT_EQ(model::parse_json(R"({"a":{"a":1},"b":{"a":2}})", "j")["b"]["a"], 2);  // other objects, other keys
 }
