@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/attention.cuh -- stage 3 on CUDA: one main loop over cache rows, sparse or dense, decode or prefill.
+// src/attention/cuda/attention.cuh -- stage 3 on CUDA: one main loop over cache rows, sparse or dense, decode or
+// prefill.
 //
 //   s[j] = scale * q . row[j]      p = softmax(s)      out = sum_j p[j] * latent of row[j]
 //
-// A CTA serves a head group of a unit (params.h) over one part of its lanes. Heads are MMA columns, rows and then latent
-// columns are MMA rows (S^T = K Q^T, O^T = V^T P^T), so 8 heads cost 8 heads' worth. The four warps of a group split the
-// DIMENSIONS: warp w holds Q and O of latent [128 w, 128 w + 128) and 16 of the rope, and of a gathered row it reads that
-// slice alone, as key and again as value. Scores are sums over the warps, so they pass through shared memory once; there the
-// warps split the heads. fp8 scales meet a warp's score sums (one scale per 128 dimensions) and its copy of P, never K or V.
+// A CTA serves a head group of a unit (params.h) over one part of its lanes. Heads are MMA columns, rows and then
+// latent columns are MMA rows (S^T = K Q^T, O^T = V^T P^T), so 8 heads cost 8 heads' worth. The four warps of a group
+// split the DIMENSIONS: warp w holds Q and O of latent [128 w, 128 w + 128) and 16 of the rope, and of a gathered row
+// it reads that slice alone, as key and again as value. Scores are sums over the warps, so they pass through shared
+// memory once; there the warps split the heads. fp8 scales meet a warp's score sums (one scale per 128 dimensions) and
+// its copy of P, never K or V.
 //
-// P is rounded to bf16. Where a place has more than 1 / kHeavyPart of the sum so far (a short list, a peaked softmax), what
-// rounding took from it would show in the result: such a tile goes through V once more, with the residue as P.
+// P is rounded to bf16. Where a place has more than 1 / kHeavyPart of the sum so far (a short list, a peaked softmax),
+// what rounding took from it would show in the result: such a tile goes through V once more, with the residue as P.
 //
 // A tile of rows, stage by stage (a barrier is the whole CTA's):
-//   scores of the warp's slice -> smem | barrier A | gather the tile after next, softmax -> smem | next tile has landed,
-//   barrier B | O += V^T P^T
-// Barrier A: all scores of this tile are there, and the tile before is done with its stage. Barrier B: P is there, and so
-// are the next tile's rows.
+//   scores of the warp's slice -> smem | barrier A | gather the tile after next, softmax -> smem | next tile has
+//   landed, barrier B | O += V^T P^T
+// Barrier A: all scores of this tile are there, and the tile before is done with its stage. Barrier B: P is there, and
+// so are the next tile's rows.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -37,7 +39,8 @@ struct AttentionSmem {
   static constexpr int kCopies = Rows::kScaled ? 4 : 1;  // of P, one per scale group
 
   alignas(128) unsigned char rows[Tile::kStages][Tile::kTokens * Rows::kStride];
-  // Strides: 4 more floats, so that heads 2c of a fragment lie 8 banks apart; 8 more bf16, so that ldmatrix meets no bank twice.
+  // Strides: 4 more floats, so that heads 2c of a fragment lie 8 banks apart; 8 more bf16, so that ldmatrix meets no
+  // bank twice.
   alignas(16) float scores[Tile::kGroups][4][Tile::kHeads][Tile::kTokens + 4];
   alignas(16) unsigned short weights[Tile::kGroups][kCopies][Tile::kHeads][Tile::kTokens + 8];
   float rescale[Tile::kCtaHeads];  // of O for this tile; in the end 1 / sum
@@ -139,8 +142,8 @@ struct Attention {
   // Bit per row of the tile whose first lane is the `at`-th of this part.
   __device__ unsigned live_rows(int at) const { return s.live[at / kLookUp % 2][at % kLookUp / 32] >> at % 32; }
 
-  // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp takes
-  // neighbouring rows, a lane 16-byte pieces of them.
+  // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp
+  // takes neighbouring rows, a lane 16-byte pieces of them.
   __device__ void gather(int at, int stage) {
     constexpr int kPieces = Rows::kBytes / 16, kRows = kTokens / (Tile::kThreads / 32);
     const int first = thread / 32 * kRows;
@@ -217,8 +220,8 @@ struct Attention {
     }
   }
 
-  // Scaled scores (to base 2) of this lane's head and places in the tile whose first lane is the `at`-th of this part; the
-  // bits say which places count.
+  // Scaled scores (to base 2) of this lane's head and places in the tile whose first lane is the `at`-th of this part;
+  // the bits say which places count.
   __device__ unsigned scores_of(int at, float (&x)[kMine]) const {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -233,8 +236,8 @@ struct Attention {
     return visible <= 0 ? 0u : (live_rows(at) >> soft_first) & (~0u >> (visible < 32 ? 32 - visible : 0));
   }
 
-  // Softmax of this warp's heads over a tile: P (times the scales), the rescale of O, and whether some of P is so large a
-  // part of the sum so far that its rounding to bf16 would show, into shared memory.
+  // Softmax of this warp's heads over a tile: P (times the scales), the rescale of O, and whether some of P is so large
+  // a part of the sum so far that its rounding to bf16 would show, into shared memory.
   __device__ void softmax(int at) {
     float x[kMine];
     const unsigned live = scores_of(at, x);

@@ -76,9 +76,9 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
   }
 }
 
-// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA call.
-// Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is where
-// head first + h starts in out.
+// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA
+// call. Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is
+// where head first + h starts in out.
 __device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
                                    int first, int count, float* s_weight, const std::int64_t* s_out_at) {
   const int thread = threadIdx.x, parts = part.parts;

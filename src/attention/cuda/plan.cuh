@@ -68,8 +68,8 @@ __device__ __noinline__ inline void find_uneven_part(const CudaParams& p, int it
   }
 }
 
-// Finds item `item` (by_unit: the first item of unit `item`) and leaves it in s.part; past the last item parts is 0. All
-// threads of the CTA call.
+// Finds item `item` (by_unit: the first item of unit `item`) and leaves it in s.part; past the last item parts is 0.
+// All threads of the CTA call.
 __device__ inline void find_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
   if (p.parts == 0) {
     find_uneven_part(p, item, by_unit, tile, s);

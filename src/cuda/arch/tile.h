@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/arch/tile.h -- what a config of the attention kernel has to say. docs/kernels/attention-cuda.md has the reasons.
+// src/cuda/arch/tile.h -- what a config of the attention kernel has to say. docs/kernels/attention-cuda.md has the
+// reasons.
 #pragma once
 
 namespace sievemla::cuda {

@@ -26,7 +26,8 @@ __device__ inline void cp_async_wait() {
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Afterwards r[i] holds
-// elements (row l / 4, columns 2 (l % 4) and the next) of matrix i; `_trans`: (rows 2 (l % 4) and the next, column l / 4).
+// elements (row l / 4, columns 2 (l % 4) and the next) of matrix i; `_trans`: (rows 2 (l % 4) and the next, column l /
+// 4).
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t s_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
