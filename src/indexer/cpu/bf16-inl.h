@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/indexer/cpu/bf16-inl.h -- operands in bf16 pairs, sums in f32: what the bf16 tiers share. Included inside a tier's
+// src/indexer/cpu/bf16-inl.h -- operands in bf16 pairs, sums in f32: what the bf16 tiers share. Included in a tier's
 // unnamed namespace, after cpu/simd/avx512bf16-inl.h and avx512-inl.h.
 #pragma once
 

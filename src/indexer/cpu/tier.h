@@ -24,7 +24,7 @@ inline constexpr std::int64_t kKeyPad = 64;    // keys come in multiples of this
 struct Tier {
   // Of a worker, aligned to 64.
   std::int64_t (*scratch_bytes)(std::int64_t heads);
-  // Packs the heads of a row, each 128 elements at heads[h], and their weights as row `row` < kQueryRows of the scratch,
+  // Packs a row's heads, each 128 elements at heads[h], and their weights as row `row` < kQueryRows of the scratch,
   // where they stay.
   void (*load_query)(const TierShape& shape, std::byte* scratch, std::int64_t row, const void* const* heads,
                      const float* weights);
