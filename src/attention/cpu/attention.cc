@@ -26,6 +26,7 @@ using Softmax = base::Softmax<float>;
 constexpr std::int64_t kMinChunk = 256;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
 constexpr std::int64_t kMaxChunks = 32;  // bounds the partial results of a long dense row: 8 MiB for 128 heads
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial results; tokens go through in waves
+constexpr std::int64_t kSpans = 4;    // of chunks, for each thread: what evens out their speeds
 constexpr std::int64_t kBatch = 256;  // rows that a kernel gets at a time, a multiple of every tier's block
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -134,9 +135,9 @@ void load_queries(const Tier& tier, const TierShape& shape, const AttentionArgs&
   tier.load_queries(shape, worker.scratch, worker.latent, worker.rope);
 }
 
-// alone: the next chunk comes after this one, on the same core.
+// followed: the next chunk comes after this one, on the same core.
 void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args, const Rows& rows, std::int64_t token,
-            std::int64_t chunk, bool alone, const Worker& worker, const Partial& partial) {
+            std::int64_t chunk, bool followed, const Worker& worker, const Partial& partial) {
   const std::int64_t lanes = rows.lanes(token), step = chunk_lanes(lanes);
   std::int64_t lane = chunk * step;
   if (chunk > 0 && lane >= lanes) return;
@@ -155,7 +156,7 @@ void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args,
   for (std::int64_t n = next_rows(now, end), n_ahead; n > 0; n = state.last ? 0 : n_ahead, std::swap(now, ahead)) {
     n_ahead = next_rows(ahead, end);
     state.last = n_ahead == 0;
-    if (state.last && alone) n_ahead = next_rows(ahead, lanes);  // of the chunk that comes next
+    if (state.last && followed) n_ahead = next_rows(ahead, lanes);  // of the chunk that comes next
     tier.attend(shape, worker.scratch, now, n, ahead, n_ahead, &state);
   }
   if (!state.empty) return;
@@ -208,19 +209,24 @@ void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
   const auto partial = [&](std::int64_t i) { return Partial(base::Scratch(b.partials + i * b.partial_bytes), shape); };
   const auto worker = [&](int i) { return Worker(base::Scratch(b.workers + i * b.worker_bytes), kTier, shape); };
 
-  for (int i = 0; i < exec.backend.threads(); ++i) *worker(i).token = -1;
+  const int threads = exec.backend.threads();
+  for (int i = 0; i < threads; ++i) *worker(i).token = -1;
   for (std::int64_t first = 0; first < tokens; first += b.wave) {
     const std::int64_t n = std::min(b.wave, tokens - first);
     const auto merge_head = [&](std::int64_t t, std::int64_t head, int w) {
       merge(kTier, args, shape, rows, first + t, head, worker(w).mixed,
             [&](std::int64_t c) { return partial(t * b.chunks + c); });
     };
-    cpu::parallel_for(exec.backend, n * b.chunks, [&](std::int64_t i, int w) {
-      attend(kTier, shape, args, rows, first + i / b.chunks, i % b.chunks, exec.backend.threads() == 1, worker(w),
-             partial(i));
-      for (std::int64_t head = 0; b.chunks == 1 && head < heads; ++head) merge_head(i, head, w);
+    // A worker takes some chunks of a token, one after another: its queries are packed once, rows fetched early.
+    const std::int64_t span = std::clamp<std::int64_t>(n * b.chunks / (kSpans * threads), 1, b.chunks);
+    const std::int64_t spans = ceil_div(b.chunks, span);
+    cpu::parallel_for(exec.backend, n * spans, [&](std::int64_t i, int w) {
+      const std::int64_t t = i / spans, begin = i % spans * span, end = std::min(b.chunks, begin + span);
+      for (std::int64_t c = begin; c < end; ++c)
+        attend(kTier, shape, args, rows, first + t, c, c + 1 < end, worker(w), partial(t * b.chunks + c));
+      for (std::int64_t head = 0; spans == 1 && head < heads; ++head) merge_head(t, head, w);
     });
-    if (b.chunks > 1)
+    if (spans > 1)
       cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int w) { merge_head(i / heads, i % heads, w); });
   }
 }
