@@ -67,7 +67,7 @@ struct Sums {
 struct Ops : Avx512Bf16 {
   static constexpr Index kBlock = 256, kRowPad = 32;  // values pass through tiles once a block
   static constexpr Index kVecs = 2;                   // of heads: their queries lie side by side and stay in L1
-  static constexpr Index kAhead = 6;                  // rows that are on their way while one is loaded
+  static constexpr Index kAhead = 8;                  // rows that are on their way while one is loaded
   static constexpr bool kTiles = true, kHasNarrow = false;
   static constexpr int rows(int) { return 4; }
 

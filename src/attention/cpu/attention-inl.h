@@ -21,7 +21,7 @@ using Index = std::int64_t;
 constexpr Index round_up(Index n, Index to) { return (n + to - 1) / to * to; }
 constexpr Index least(Index a, Index b) { return a < b ? a : b; }
 
-constexpr Index kScaleGroup = 128, kScaleGroups = 4;  // of a packed row
+constexpr Index kScaleGroup = 128, kScaleGroups = kSlices;  // of a packed row
 constexpr Index kPackedScales = 512, kPackedRope = 528;
 
 using Operand = Ops::Operand;
@@ -307,7 +307,7 @@ inline Vec exp(Vec x) {
 //
 // A weight that becomes a bf16 operand is off by up to 2^-8. `sum` is of exact weights; `excess` is by how much the sum
 // of a slice's rounded weights is larger. Values divided by the latter are a mean of rows again: where one row has most
-// of the weight, its rounding cancels (finish).
+// of the weight, its rounding cancels (set_gain).
 inline void weigh(const TierShape& shape, const Scratch& s, Index head, Index rows, const TierState& state) {
   const Vec factor = Ops::set1(shape.scale), nothing = Ops::set1(-__builtin_inff());
   const bool scaled = shape.row == Element::e4m3;
@@ -356,13 +356,13 @@ inline void multiply(float* x, Index n, float by) {
   for (Index i = 0; i < n; i += kLanes) Ops::store(x + i, Ops::mul(Ops::load(x + i), factor));
 }
 
-// The sums of rounded weights and rows, as if the rounded weights added up to state.sum.
-inline void finish(const TierShape& shape, const Scratch& s, const TierState& state) {
-  const Index slice = shape.row == Element::e4m3 ? kScaleGroup : s.latent;
-  for (Index h = 0; h < shape.heads; ++h)
-    for (Index g = 0; g * slice < s.latent; ++g)
-      if (const float excess = s.excess[g * s.heads + h]; excess != 0)
-        multiply(state.value + h * shape.value_stride + g * slice, slice, state.sum[h] / (state.sum[h] + excess));
+// The values are sums of rounded weights and rows; what makes them as if the rounded weights added up to state.sum.
+inline void set_gain(const TierShape& shape, const Scratch& s, const TierState& state) {
+  for (Index g = 0; g < kSlices; ++g)
+    for (Index h = 0; h < shape.heads; ++h) {
+      const float excess = s.excess[g * s.heads + h];
+      state.gain[g * round_up(shape.heads, kHeadPad) + h] = excess != 0 ? state.sum[h] / (state.sum[h] + excess) : 1.f;
+    }
 }
 
 // ---- a block ----------------------------------------------------------------------------------------
@@ -412,17 +412,15 @@ inline void attend(const TierShape& shape, std::byte* scratch, const std::byte* 
                  *state);
   }
   Ops::end();
-  if (kPair == 2 && state->last) finish(shape, s, *state);
+  set_gain(shape, s, *state);
 }
 
-inline void mix(const float* const* values, const float* weights, Index n, Index columns, float* out) {
-  for (Index i = 0; i < columns; i += kLanes) {
-    Vec sum = Ops::mul(Ops::load(values[0] + i), Ops::set1(weights[0]));
-    for (Index j = 1; j < n; ++j) sum = Ops::fma(Ops::load(values[j] + i), Ops::set1(weights[j]), sum);
-    Ops::store(out + i, sum);
-  }
+inline void fold(float* sum, float keep, const float* value, float weight, Index columns) {
+  const Vec before = Ops::set1(keep), by = Ops::set1(weight);
+  for (Index i = 0; i < columns; i += kLanes)
+    Ops::store(sum + i, Ops::fma(Ops::load(sum + i), before, Ops::mul(Ops::load(value + i), by)));
 }
 
 inline Index scratch_bytes(const TierShape& shape) { return Scratch(shape, nullptr).bytes; }
 
-constexpr Tier kTier = {scratch_bytes, load_queries<>, attend, mix};
+constexpr Tier kTier = {scratch_bytes, load_queries<>, attend, fold};
