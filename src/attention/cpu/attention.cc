@@ -3,9 +3,9 @@
 // src/attention/cpu/attention.cc -- stage 3 on the CPU: what is done around the kernel of an instruction set.
 //
 // A work unit is a (token, chunk of its lanes): the addresses of its live rows go to the tier's kernel, which leaves a
-// partial result. The chunks of a token are folded in order: one after another in the caches of a worker that has all of
-// them, or head by head once all are there. Where a token is cut depends on its own lanes alone, so that its bits depend
-// neither on the other tokens nor on the threads.
+// partial result. The chunks of a token are folded in order: one after another in the caches of a worker that has all
+// of them, or head by head once all are there. Where a token is cut depends on its own lanes alone, so that its bits
+// depend neither on the other tokens nor on the threads.
 #include "attention/cpu/attention.h"
 
 #include <algorithm>
@@ -46,8 +46,8 @@ std::int64_t chunks_of(const Rows& rows, std::int64_t token) {
   return std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
 }
 
-// How many chunks of a token a worker takes one after another: its queries are packed once, rows are fetched early, and
-// where it takes all of them it merges them itself. So the most that keep 7 of 8 threads busy.
+// How many chunks of a token a worker takes one after another: its queries are packed once, rows are fetched early,
+// and all chunks together need not be written out. So the most that keep 7 of 8 threads busy.
 std::int64_t span_of(std::int64_t tokens, std::int64_t chunks, std::int64_t threads) {
   std::int64_t span = chunks;
   for (std::int64_t spans = 1; spans < chunks; span = ceil_div(chunks, ++spans)) {
