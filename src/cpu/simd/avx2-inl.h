@@ -7,6 +7,7 @@ using Index = std::int64_t;
 
 struct Simd {
   using Vec = __m256;
+  using Words = std::uint32_t __attribute__((vector_size(32)));
   static constexpr Index kLanes = 8;
 
   static Vec load(const float* x) { return _mm256_loadu_ps(x); }

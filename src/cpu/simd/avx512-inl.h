@@ -7,6 +7,7 @@ using Index = std::int64_t;
 
 struct Simd {
   using Vec = __m512;
+  using Words = std::uint32_t __attribute__((vector_size(64)));
   static constexpr Index kLanes = 16;
 
   static Vec load(const float* x) { return _mm512_loadu_ps(x); }

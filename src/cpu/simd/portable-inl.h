@@ -8,6 +8,7 @@ using Index = std::int64_t;
 
 struct Simd {
   using Vec = float __attribute__((vector_size(16)));
+  using Words = std::uint32_t __attribute__((vector_size(16)));
   static constexpr Index kLanes = 4;
 
   static Vec load(const float* x) {
