@@ -64,6 +64,9 @@ class Rows {
   std::int64_t entries(std::int64_t token) const { return (lanes(token) + page_size_ - 1) / page_size_; }
   std::int64_t pages() const { return pages_; }
 
+  // What the list or table could hold, read from shapes alone.
+  std::int64_t width() const { return width_ * page_size_; }
+
   // A bound on the lanes of every token: AttentionBounds::lanes of this call.
   std::int64_t most_lanes(std::int64_t tokens) const {
     if (sparse_) return width_;
