@@ -130,15 +130,16 @@ TEST(Mistake, EveryOneInMetaHasATest) {
 }
 
 // With rounded caches the same bytes hide a mistake on the way to them; the golden itself shows it, of all mistakes but
-// three. One model, the one that lists every mistake, and one backend: what rounds is the cache.
-TEST(Mistake, AllButThreeAreCaughtWithBf16CachesOfDsv32OnTheCpu) {
+// four. One model, the one that lists every mistake, and one backend: what rounds is the cache.
+TEST(Mistake, AllButFourAreCaughtWithBf16CachesOfDsv32OnTheCpu) {
   const Loaded m("dsv32-tiny");
   const Backend backend = kBackends[1];
   EXPECT_TRUE(m.check(backend, model::NormEps::hf, KvFormat::bf16).passed());
   for (const auto& [name, fault] : kMistakes) {
-    if (name == "no expert groups") continue;     // outside the attention block
-    if (name == "dense") continue;                // the golden's selection is handed in
-    if (name == "k_norm without mean") continue;  // moves scores by less than rounding may
+    if (name == "no expert groups") continue;        // outside the attention block
+    if (name == "dense") continue;                   // the golden's selection is handed in
+    if (name == "k_norm without mean") continue;     // moves scores by less than rounding may
+    if (name == "q_a/kv_a norm eps 1e-5") continue;  // so does this, outputs by 1.2e-3
     const WithFault with(fault);
     EXPECT_FALSE(m.check(backend, model::NormEps::hf, KvFormat::bf16).passed()) << name;
   }
