@@ -10,6 +10,11 @@
 #include "cpu/threads.h"
 #include "sievemla/error.h"
 #include "version.h"
+#if SIEVEMLA_WITH_CUDA
+#include "attention/registry.h"
+#include "cuda/context.h"
+#include "cuda/launch.h"
+#endif
 
 namespace sievemla {
 namespace {
@@ -45,8 +50,13 @@ Backend Backend::reference() { return {BackendKind::reference, {}, {1, {}}}; }
 Backend Backend::cpu(CpuOptions options) { return {BackendKind::cpu, {}, checked(options)}; }
 Backend Backend::cuda(int device) {
   expects(device >= 0, "a device's index must not be negative", "backend cuda", device);
+#if SIEVEMLA_WITH_CUDA
+  cuda::context(device);
+  return {BackendKind::cuda, {DeviceType::cuda, device}, {1, {}}};
+#else
   throw Unsupported(error_message("the cuda backend needs a build with CUDA kernels", "backend",
                                   "cuda:" + std::to_string(device) + " in a build without any"));
+#endif
 }
 
 namespace {
@@ -73,9 +83,25 @@ Backend Backend::best(CpuOptions options) {
   return cpu(options);
 }
 
-void Backend::prepare() const {}
+void Backend::prepare() const {
+#if SIEVEMLA_WITH_CUDA
+  if (kind_ != BackendKind::cuda) return;
+  const int config_sm = cuda::context(device_.index).config_sm;
+  const cuda::CurrentDevice current(device_.index);
+  stage::attention::attention_cuda_prepare(config_sm);
+  cuda::set_prepared(device_.index);
+#endif
+}
 
-void workspace_init(const Backend&, Workspace, Stream) {}
+void workspace_init([[maybe_unused]] const Backend& backend, [[maybe_unused]] Workspace workspace,
+                    [[maybe_unused]] Stream stream) {
+#if SIEVEMLA_WITH_CUDA
+  if (backend.kind() != BackendKind::cuda || workspace.bytes == 0) return;
+  const cuda::CurrentDevice current(backend.device().index);
+  const auto bytes = static_cast<std::size_t>(std::min(workspace.bytes, cuda::kTicketBytes));
+  cuda::check(cudaMemsetAsync(workspace.data, 0, bytes, static_cast<cudaStream_t>(stream.handle)), "workspace_init");
+#endif
+}
 
 std::string_view version() { return SIEVEMLA_VERSION; }
 std::string_view commit() { return SIEVEMLA_COMMIT; }

@@ -5,6 +5,7 @@
 
 #include "attention/cpu/attention.h"
 #include "cpu/isa/isa.h"
+#include "cuda/device.h"
 
 namespace sievemla::stage::attention {
 namespace {
@@ -28,6 +29,10 @@ constexpr AttentionKernel tier(const char* name) {
 // name, backend, needs, runs_here, lacks, run, workspace_bytes
 
 constexpr AttentionKernel kAttention[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"attention_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, attention_cuda_lacks,
+     attention_cuda, attention_cuda_bytes},
+#endif
 #if defined(__x86_64__)
     tier<Isa::amx, kAmx>("attention_cpu_amx"),
     tier<Isa::avx512bf16, kAvx512Bf16>("attention_cpu_avx512bf16"),

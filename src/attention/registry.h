@@ -16,4 +16,11 @@ std::span<const AttentionKernel> attention_kernels();
 void attention_reference(const AttentionArgs& args, const base::Exec& exec);
 std::int64_t attention_reference_bytes(const Backend& backend, const AttentionBounds& bounds);
 
+// Builds with CUDA only.
+void attention_cuda(const AttentionArgs& args, const base::Exec& exec);
+base::Lack attention_cuda_lacks(const AttentionArgs& args);
+std::int64_t attention_cuda_bytes(const Backend& backend, const AttentionBounds& bounds);
+// Loads the kernels of a config on the current device.
+void attention_cuda_prepare(int config_sm);
+
 }  // namespace sievemla::stage::attention

@@ -99,4 +99,13 @@ Machine machine() {
   return result;
 }
 
+bool any_device() {
+  static const bool any = [] {
+    for (const DeviceInfo& device : machine().devices)
+      if (!device.config.empty()) return true;
+    return false;
+  }();
+  return any;
+}
+
 }  // namespace sievemla::cuda

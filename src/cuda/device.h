@@ -33,4 +33,7 @@ struct Machine {
 // missing.
 Machine machine();
 
+// Whether kernels of this build run on a device of this machine. Asks once.
+bool any_device();
+
 }  // namespace sievemla::cuda

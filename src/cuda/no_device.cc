@@ -6,4 +6,6 @@ namespace sievemla::cuda {
 
 Machine machine() { return {false, 0, 0, {}, "this build has no CUDA (SIEVEMLA_CUDA=OFF, or AUTO without a GPU)"}; }
 
+bool any_device() { return false; }
+
 }  // namespace sievemla::cuda

@@ -30,8 +30,9 @@ class RowSlots {
   RowSlots(const SlotMap& map, const TensorView& slots, std::int64_t t, std::int64_t rows)
       : page_size_(map.page_size),
         shard_(map.shard),
-        most_(slots.dtype == DType::i64 ? std::numeric_limits<std::int64_t>::max()
-                                        : std::numeric_limits<std::int32_t>::max()) {
+        last_(base::divide(slots.dtype == DType::i64 ? std::numeric_limits<std::int64_t>::max()
+                                                     : std::numeric_limits<std::int32_t>::max(),
+                           map.page_size)) {
     const std::int64_t requests = map.block_table.dim(0);
     const std::int64_t request = base::request_of(map.row_request, t, rows, requests);
     if (request < 0 || request >= requests) return;
@@ -47,17 +48,17 @@ class RowSlots {
       if (position / run % shard_.ranks != shard_.rank) return -1;
       position = position / round * run + position % run;
     }
-    const std::int64_t page = position / page_size_;
+    const auto [page, offset] = base::divide(position, page_size_);
     if (page >= width_) return -1;
-    const std::int64_t physical = base::load_int(pages_, request_, page), offset = position % page_size_;
-    if (physical < 0 || physical > (most_ - offset) / page_size_) return -1;
+    const std::int64_t physical = base::load_int(pages_, request_, page);
+    if (physical < 0 || physical > last_.whole || (physical == last_.whole && offset > last_.rest)) return -1;
     return physical * page_size_ + offset;
   }
 
  private:
   std::int64_t page_size_;
   Shard shard_;
-  std::int64_t most_;  // largest slot that the output's dtype holds
+  base::Quotient last_;  // page and offset of the largest slot that the output's dtype holds
   TensorView pages_;
   std::int64_t request_ = 0;
   std::int64_t width_ = 0;  // pages of the row's request; 0 if it has none

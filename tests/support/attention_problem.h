@@ -25,6 +25,9 @@
 #include "support/guard.h"
 #include "support/random.h"
 #include "support/workspace.h"
+#if SIEVEMLA_WITH_CUDA
+#include "support/cuda_memory.h"
+#endif
 
 namespace sievemla::test {
 
@@ -215,8 +218,25 @@ struct Problem {
 
     std::int64_t lanes = topk;
     for (std::int32_t n : lengths) lanes = std::max(lanes, std::min<std::int64_t>(n, table_width * page_size));
-    const PoisonedWorkspace workspace(attention_workspace_bytes(backend, {tokens, heads, lanes, latent, rope}));
-    attention(backend, args, workspace);
+    if (backend.kind() == BackendKind::cuda) {
+#if SIEVEMLA_WITH_CUDA
+      if (!lengths.empty()) lanes = table_width * page_size;
+      const CudaWorkspace workspace(backend, attention_workspace_bytes(backend, {tokens, heads, lanes, latent, rope}));
+      OnDevice device(backend.device());
+      const AttentionArgs there = device.put(args);
+      attention(backend, there, workspace);
+      const Result first = [&] {
+        device.take_back(args.out), device.take_back(args.lse);
+        return Result{{out32.begin(), out32.end()}, {lse.begin(), lse.end()}};
+      }();
+      attention(backend, there, workspace);  // on a used workspace
+      device.take_back(args.out), device.take_back(args.lse);
+      EXPECT_TRUE(same_bits(first, Result{{out32.begin(), out32.end()}, {lse.begin(), lse.end()}}));
+#endif
+    } else {
+      const PoisonedWorkspace workspace(attention_workspace_bytes(backend, {tokens, heads, lanes, latent, rope}));
+      attention(backend, args, workspace);
+    }
 
     EXPECT_TRUE(out32.intact());
     EXPECT_TRUE(out16.intact());

@@ -9,7 +9,13 @@ namespace sievemla::cuda {
 
 struct Sm86 : Sm80 {
   static constexpr int kSm = 86;
-  static constexpr int kSmemBytes = 99 * 1024;  // of 100 KiB an SM
+  static constexpr int kSmemBytes = 99 * 1024;
+  static constexpr int kSmemSmBytes = 100 * 1024;
+
+  using Fp8Tiles =
+      HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
+  using Bf16Tiles =
+      HeadTiles<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
 };
 static_assert(CudaArch<Sm86>);
 

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cuda/choice.h -- how many heads a CTA serves and in how many parts a unit's lanes are cut. Plain C++.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cuda/launch.h"
+
+namespace sievemla::stage::attention {
+
+// What the choice knows of a tile.
+struct TileShape {
+  int heads;   // of a CTA
+  int tokens;  // lanes of a tile
+  int ctas;    // on a multiprocessor
+};
+
+struct Workload {
+  std::int64_t units;
+  std::int64_t heads;  // of a unit: fold * heads
+  std::int64_t lanes;  // at most, of a unit
+  bool lengths_vary;   // and are known on the device only
+  bool invariant;      // a unit's cut must not depend on other units
+  int multiprocessors;
+};
+
+struct Choice {
+  std::size_t tile = 0;       // which
+  std::int64_t groups = 1;    // of heads
+  int parts = 1, target = 0;  // as in CudaParams
+  bool merge_here = true;
+  std::int64_t items = 0;  // most parts of all units together
+};
+
+inline constexpr std::int64_t kHeadBytes = 512 * 4;     // of a partial result
+inline constexpr std::int64_t kMergeBytes = 256 << 10;  // most that the last CTA to arrive merges,
+inline constexpr int kMergeHereParts = 4;               // and of how many parts; beyond, a kernel is quicker
+inline constexpr int kMostParts = 32;                   // of equal length
+inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;  // most partial results in all
+inline constexpr int kMergeParts = 2048;                                // most that the merge kernel takes
+
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
+// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
+// which does not change the choice much.
+struct Clocks {
+  double alone, shared, start;
+};
+inline Clocks clocks_of(int heads) {
+  if (heads <= 8) return {2700, 1850, 9000};
+  if (heads <= 16) return {3300, 2200, 9500};
+  if (heads <= 32) return {4300, 2750, 16000};
+  return {5200, 5200, 16000};
+}
+
+inline bool merges_here(const TileShape& t, std::int64_t parts) {
+  return parts == 1 || (parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes);
+}
+
+inline double clocks(const TileShape& t, const Workload& x, int parts) {
+  const Clocks c = clocks_of(t.heads);
+  const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
+  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
+  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
+  const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
+  const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
+  double merge = 0;
+  if (parts > 1)
+    merge = merges_here(t, parts) ? 3000 + 60. * parts * t.heads : 6000 + 16. * static_cast<double>(x.units * x.heads);
+  return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;
+}
+
+// `tiles` by ascending heads.
+inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
+  Choice best;
+  double least = 0;
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    const TileShape& t = tiles[i];
+    if (i > 0 && x.heads <= tiles[i - 1].heads) break;  // more than half of it would idle
+    const std::int64_t groups = cuda::ceil_div<std::int64_t>(x.heads, t.heads), rows = x.units * groups * t.heads;
+    const std::int64_t all_tiles = std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(x.lanes, t.tokens));
+    std::int64_t most = std::min<std::int64_t>(all_tiles, kMostParts);
+    if (x.units * groups > cuda::kAttentionTickets || rows == 0) most = 1;
+    else most = std::max<std::int64_t>(1, std::min(most, kPartialHeads / rows));
+    if (x.invariant) {  // by heads alone, and never cut
+      best = {i, groups, 1, 0, true, x.units};
+      continue;
+    }
+    for (int parts = 1; parts <= most; ++parts) {
+      const double cost = clocks(t, x, parts);
+      if (best.items > 0 && cost >= least) continue;
+      least = cost;
+      best = {i, groups, parts, 0, merges_here(t, parts), x.units * parts};
+    }
+  }
+  const TileShape& t = tiles[best.tile];
+  if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
+    const std::int64_t target = std::max<std::int64_t>(1, std::int64_t{x.multiprocessors} * t.ctas / best.groups);
+    const std::int64_t items = x.units + target;
+    if (x.units < 2 * target && target <= kMergeParts && items * best.groups * t.heads <= kPartialHeads) {
+      best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge_here = false;
+    } else if (best.parts > 1) {
+      best.parts = 1, best.items = x.units;  // equal parts of unequal units are of no use
+    }
+  }
+  return best;
+}
+
+// Enough partial results for any call within the bounds.
+inline std::int64_t partial_heads(std::int64_t tokens, std::int64_t heads, std::int64_t lanes) {
+  const std::int64_t padded = cuda::ceil_div<std::int64_t>(heads, 64) * 64;
+  const std::int64_t parts = std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(lanes, 16));
+  if (parts == 1) return 0;
+  if (tokens > kPartialHeads / padded) return kPartialHeads;
+  return std::min(kPartialHeads, tokens * padded * std::min(parts, kPartialHeads));
+}
+
+}  // namespace sievemla::stage::attention

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in that config's own
+// library.
+#pragma once
+#include <type_traits>
+
+#include "attention/cuda/attention.cuh"
+#include "attention/cuda/kernels.h"
+
+namespace sievemla::stage::attention {
+
+template <class Arch, class Rows, class Tile>
+TileKernel tile_kernel() {
+  using Smem = AttentionSmem<Rows, Tile>;
+  static_assert(sizeof(Smem) <= Arch::kSmemBytes);
+  static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas},
+          Tile::kThreads,
+          static_cast<int>(sizeof(Smem)),
+          reinterpret_cast<const void*>(&attention_kernel<Arch, Rows, Tile>)};
+}
+
+template <class Arch, class Rows>
+RowKernels row_kernels() {
+  using Tiles = std::conditional_t<Rows::kScaled, typename Arch::Fp8Tiles, typename Arch::Bf16Tiles>;
+  RowKernels r{Rows::kName, Rows::kFormat, Rows::kRope, 3, {}};
+  r.tile[0] = tile_kernel<Arch, Rows, typename Tiles::For8>();
+  r.tile[1] = tile_kernel<Arch, Rows, typename Tiles::For16>();
+  r.tile[2] = tile_kernel<Arch, Rows, typename Tiles::For32>();
+  if constexpr (!std::is_void_v<typename Tiles::For64>) {
+    r.tile[3] = tile_kernel<Arch, Rows, typename Tiles::For64>();
+    r.count = 4;
+  }
+  return r;
+}
+
+template <class Arch>
+ConfigKernels make_kernels() {
+  static const RowKernels rows[] = {row_kernels<Arch, Fp8Rows<64>>(), row_kernels<Arch, Bf16Rows<64>>(),
+                                    row_kernels<Arch, Fp8Rows<0>>(), row_kernels<Arch, Bf16Rows<0>>()};
+  return {Arch::kSm, rows, reinterpret_cast<const void*>(&merge_kernel<Arch>)};
+}
+
+}  // namespace sievemla::stage::attention

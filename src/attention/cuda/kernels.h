@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cuda/kernels.h -- the attention kernels of a config as data. Plain C++.
+#pragma once
+#include <cstddef>
+#include <span>
+
+#include "attention/cuda/choice.h"
+#include "attention/cuda/params.h"
+#include "sievemla/kv_format.h"
+
+namespace sievemla::stage::attention {
+
+struct TileKernel {
+  TileShape shape;
+  int threads, smem_bytes;
+  const void* kernel;  // __global__ void (CudaParams, int groups)
+};
+
+// The tiles of a row type, by ascending heads.
+struct RowKernels {
+  const char* rows;
+  KvFormat format;
+  int rope;
+  int count;
+  TileKernel tile[4];
+  std::span<const TileKernel> tiles() const { return {tile, static_cast<std::size_t>(count)}; }
+};
+
+struct ConfigKernels {
+  int sm;  // of the config, as cuda::Config
+  std::span<const RowKernels> rows;
+  const void* merge;  // __global__ void (CudaParams, int groups, int group_heads, int tile)
+};
+
+// In the order of cuda::configs(). Written by CMake.
+std::span<const ConfigKernels> config_kernels();
+
+}  // namespace sievemla::stage::attention

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cuda/merge.cuh -- the parts of a unit become its result, added in the order of the parts.
+//
+//   log2 = log2 sum_i 2^part_log2[i]       out = sum_i 2^(part_log2[i] - log2) * part[i]
+#pragma once
+#include <cuda_bf16.h>
+
+#include "attention/cuda/choice.h"
+#include "attention/cuda/plan.cuh"
+#include "cuda/ptx/ptx.cuh"
+
+namespace sievemla::stage::attention {
+
+inline constexpr float kLn2 = 0.69314718055994531f, kLog2e = 1.4426950408889634f;
+
+// Where head `head` (of the unit's fold * heads) of a unit is written.
+struct HeadPlace {
+  std::int64_t token;
+  int head;
+};
+__device__ inline HeadPlace place_of(const CudaParams& p, int unit, int head) {
+  return {static_cast<std::int64_t>(unit) * p.fold + head / p.heads, head % p.heads};
+}
+
+// log2 of sum * 2^peak; nothing selected: {0, -inf}.
+__device__ inline float log2_of(float sum, float peak) { return sum == 0.f ? -INFINITY : peak + log2f(sum); }
+
+// 1 / (sum + sink), relative to the peak; 0 where nothing was selected.
+__device__ inline float inverse_with_sink(const CudaParams& p, float sum, float peak, int head) {
+  if (sum == 0.f) return 0.f;
+  return 1.f / (p.sink ? sum + exp2f(p.sink[head] * kLog2e - peak) : sum);
+}
+
+__device__ inline void store4(const CudaParams& p, std::int64_t to, float4 x) {
+  if (p.out_f32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(p.out) + to) = x;
+  } else {
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.out) + to) = {cuda::pack_bf16x2(x.x, x.y),
+                                                                          cuda::pack_bf16x2(x.z, x.w)};
+  }
+}
+
+// Adds up a thread's columns 4t .. 4t + 3 of every head, part by part; 16 loads in flight, of 16 / Parts heads.
+template <int Parts>
+__device__ inline void add_parts(const CudaParams& p, const float4* from, std::int64_t part_step, int parts, int heads,
+                                 const float* s_weight, const std::int64_t* s_out_at) {
+  constexpr int kHeads = 16 / Parts;
+  const int thread = threadIdx.x, share = blockDim.x / 128;
+#pragma unroll 1
+  for (int first = thread / 128 * kHeads; first < heads; first += share * kHeads) {
+    float4 sum[kHeads] = {};
+#pragma unroll 1
+    for (int i = 0; i < parts; i += Parts) {
+      float4 x[kHeads][Parts];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int j = 0; j < Parts; ++j)
+          if (first + h < heads && i + j < parts)
+            x[h][j] = __ldcg(from + (first + h) * (512 / 4) + (i + j) * part_step);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int j = 0; j < Parts; ++j) {
+          const float weight = first + h < heads && i + j < parts ? s_weight[(first + h) * parts + i + j] : 0.f;
+          if (weight != 0.f) {  // an empty part has no row: what lies there may be NaN
+            sum[h].x += weight * x[h][j].x, sum[h].y += weight * x[h][j].y;
+            sum[h].z += weight * x[h][j].z, sum[h].w += weight * x[h][j].w;
+          }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      if (first + h < heads) store4(p, s_out_at[first + h] + thread % 128 * 4, sum[h]);
+  }
+}
+
+// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA
+// call. Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is
+// where head first + h starts in out.
+__device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
+                                   int first, int count, float* s_weight, const std::int64_t* s_out_at) {
+  const int thread = threadIdx.x, parts = part.parts;
+  const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // rows from one part to the next
+  const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
+  const int heads = min(count, p.fold * p.heads - group * group_heads - first);
+
+  // s_weight[head][part]: first the part's log2, then its weight.
+#pragma unroll 1
+  for (int i = thread; i < parts * heads; i += blockDim.x)
+    s_weight[i] = __ldcg(p.partial_log2 + base + i / parts + i % parts * step);
+  __syncthreads();
+  const int lane = thread % 16;  // 16 lanes a head
+#pragma unroll 1
+  for (int h = thread / 16; h - thread % 32 / 16 < heads; h += blockDim.x / 16) {  // whole warps
+    float* weight = s_weight + h * parts;
+    const int mine = h < heads ? parts : 0;
+    float peak = -INFINITY, sum = 0.f;
+#pragma unroll 1
+    for (int i = lane; i < mine; i += 16) peak = fmaxf(peak, weight[i]);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    const float shift = peak == -INFINITY ? 0.f : peak;
+#pragma unroll 1
+    for (int i = lane; i < mine; i += 16) sum += weight[i] = cuda::exp2_approx(weight[i] - shift);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (h >= heads) continue;
+    const HeadPlace at = place_of(p, part.unit, group * group_heads + first + h);
+    const float inverse = inverse_with_sink(p, sum, shift, at.head);
+    if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
+#pragma unroll 1
+    for (int i = lane; i < mine; i += 16) weight[i] *= inverse;
+  }
+  __syncthreads();
+
+  const float4* from = reinterpret_cast<const float4*>(p.partial) + base * (512 / 4) + thread % 128;
+  const std::int64_t part_step = step * (512 / 4);
+  if (parts <= 4) add_parts<4>(p, from, part_step, parts, heads, s_weight, s_out_at);
+  else add_parts<16>(p, from, part_step, parts, heads, s_weight, s_out_at);
+}
+
+// Where parts are many: one CTA of 128 threads a head.
+template <class Arch>
+__global__ void __launch_bounds__(128)
+    merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads, int tile) {
+  __shared__ PlanSmem s_plan;
+  __shared__ float s_weight[kMergeParts];
+  __shared__ std::int64_t s_out_at;
+  const int heads = p.fold * p.heads, head = blockIdx.x % heads;
+  find_part(p, blockIdx.x / heads, true, tile, s_plan);
+  if (s_plan.part.parts <= 1) return;  // written by its only part
+  if (threadIdx.x == 0) {
+    const HeadPlace at = place_of(p, s_plan.part.unit, head);
+    s_out_at = at.token * p.out_token + at.head * p.out_head;
+  }
+  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at);
+}
+
+}  // namespace sievemla::stage::attention

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/attention/cuda/rows.cuh -- cache rows in shared memory, and the MMA fragments of their latent and rope.
+//
+// A warp owns 128 latent dimensions and a quarter of the rope of every row of a tile. It reads them twice: as keys
+// (rows on M, dimensions on K) and as values (dimensions on M, rows on K).
+#pragma once
+#include <cuda_bf16.h>
+
+#include "cuda/mma/e4m3.cuh"
+#include "cuda/ptx/ptx.cuh"
+#include "kv/fp8_rows.h"
+#include "kv/plain.h"
+
+namespace sievemla::stage::attention {
+
+namespace cu = sievemla::cuda;
+
+inline constexpr int kLatent = 512, kWarpLatent = 128;
+
+struct Fragment {
+  std::uint32_t a[4];
+};
+
+// Both row types have, for a tile of rows in shared memory:
+//   load_keys:   what 16 rows hold of steps 2i and 2i + 1 (of the warp's eight steps of 16 dimensions)
+//   load_values: the same of columns 32 i .. 32 i + 31 (of the warp's 128), transposed
+//   key, value:  fragment 0 or 1 of what was loaded
+// Loading is apart from converting, so that loads can run ahead.
+struct Raw {
+  std::uint32_t r[8];
+};
+
+// bf16 latent | bf16 rope.
+template <int Rope>
+struct Bf16Rows {
+  static constexpr KvFormat kFormat = KvFormat::bf16;
+  static constexpr const char* kName = Rope ? "bf16" : "bf16_nope";
+  static constexpr int kRope = Rope, kBytes = static_cast<int>(kv::Bf16Row::row_bytes(kLatent, Rope));
+  static constexpr int kStride = kBytes + 16;  // an odd number of 16-byte pieces: ldmatrix then meets no bank twice
+  static constexpr int kRopeOffset = 2 * kLatent;
+  static constexpr bool kScaled = false;
+  static constexpr std::uint32_t kQueryFactor = 0;  // none
+  static constexpr float kKeyFactor = 1.f, kWeightFactor = 1.f, kValueFactor = 1.f;
+
+  // Of a query's step of 16, what stands at MMA key positions (2c, 2c + 1) and (2c + 8, 2c + 9).
+  __device__ static uint2 query(const __nv_bfloat16* step, int c) {
+    return {__ldg(reinterpret_cast<const unsigned*>(step + 2 * c)),
+            __ldg(reinterpret_cast<const unsigned*>(step + 2 * c + 8))};
+  }
+  __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      load4(raw, k, s_rows + (lane % 16) * kStride + 2 * (kWarpLatent * warp + 16 * (2 * i + k)) + lane / 16 * 16,
+            false);
+  }
+  __device__ static void load_values(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      load4(raw, k,
+            s_rows + (lane % 8 + lane / 16 * 8) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) +
+                lane / 8 % 2 * 16,
+            true);
+  }
+  __device__ static Fragment key(const Raw& raw, int k) {
+    return {raw.r[4 * k], raw.r[4 * k + 1], raw.r[4 * k + 2], raw.r[4 * k + 3]};
+  }
+  __device__ static Fragment value(const Raw& raw, int k) { return key(raw, k); }
+  static constexpr bool kPairedColumns = false;  // a value fragment's rows g and g + 8 are columns g and g + 8
+
+ private:
+  __device__ static void load4(Raw& raw, int k, std::uint32_t s_row, bool transposed) {
+    std::uint32_t r[4];
+    if (transposed) cu::ldmatrix_x4_trans(r, s_row);
+    else cu::ldmatrix_x4(r, s_row);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) raw.r[4 * k + j] = r[j];
+  }
+};
+
+// e4m3 latent | 4 x f32 scale | bf16 rope.
+//
+// A code becomes a bf16 of value * 2^-120 (cuda/mma/e4m3.cuh). Q carries 2^64 and P 2^48 to keep sums far from the ends
+// of f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to 2^70.
+template <int Rope>
+struct Fp8Rows {
+  using Map = kv::Fp8Row<Rope>;
+  static constexpr KvFormat kFormat = Rope ? KvFormat::fp8_ds_mla : KvFormat::fp8_nope;
+  static constexpr const char* kName = Rope ? "fp8_ds_mla" : "fp8_nope";
+  static constexpr int kRope = Rope, kBytes = Map::kRowBytes;
+  static constexpr int kStride = kBytes;  // 41 or 33 pieces of 16 bytes: odd already
+  static constexpr int kRopeOffset = Map::kRopeOffset, kScaleOffset = Map::kScaleOffset;
+  static constexpr bool kScaled = true;
+  static constexpr std::uint32_t kQueryFactor = 0x5F805F80u;  // 2^64, twice
+  static constexpr float kKeyFactor = 0x1p56f, kWeightFactor = 0x1p48f, kValueFactor = 0x1p72f;
+  static_assert(Map::kScaleGroup == kWarpLatent, "a warp's latent has one scale");
+
+  // One 16-byte piece is a step of 16: the thread's four bytes 4c .. 4c + 3 make the positions 2c, 2c + 1, 2c + 8, 2c +
+  // 9.
+  __device__ static uint2 query(const __nv_bfloat16* step, int c) {
+    return __ldg(reinterpret_cast<const uint2*>(step + 4 * c));
+  }
+  __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
+    std::uint32_t r[4];
+    cu::ldmatrix_x4(r, s_rows + (lane % 16) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) raw.r[j] = r[j];
+  }
+  __device__ static void load_values(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
+    std::uint32_t r[4];
+    cu::ldmatrix_x4_trans(r, s_rows + (lane % 16) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) raw.r[j] = r[j];
+  }
+  __device__ static Fragment key(const Raw& raw, int k) {
+    return {cu::e4m3_pair<cu::kBytes01>(raw.r[2 * k]), cu::e4m3_pair<cu::kBytes01>(raw.r[2 * k + 1]),
+            cu::e4m3_pair<cu::kBytes23>(raw.r[2 * k]), cu::e4m3_pair<cu::kBytes23>(raw.r[2 * k + 1])};
+  }
+  // Transposed as pairs of bytes: a register holds columns 2g and 2g + 1 of two rows, which become fragment rows g, g +
+  // 8.
+  __device__ static Fragment value(const Raw& raw, int k) {
+    return {cu::e4m3_pair<cu::kBytes02>(raw.r[2 * k]), cu::e4m3_pair<cu::kBytes13>(raw.r[2 * k]),
+            cu::e4m3_pair<cu::kBytes02>(raw.r[2 * k + 1]), cu::e4m3_pair<cu::kBytes13>(raw.r[2 * k + 1])};
+  }
+  static constexpr bool kPairedColumns = true;  // a value fragment's rows g and g + 8 are columns 2g and 2g + 1
+};
+
+}  // namespace sievemla::stage::attention

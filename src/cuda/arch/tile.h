@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cuda/arch/tile.h -- what a config of the attention kernel has to say. docs/kernels/attention-cuda.md has the
+// reasons.
+#pragma once
+
+namespace sievemla::cuda {
+
+// Heads: of a group of four warps (8, 16 or 32). Groups: that share the rows a CTA gathers. Tokens: cache rows a stage.
+// Ctas: wanted on a multiprocessor at a time.
+template <int Heads, int Groups, int Tokens, int Stages, int Ctas>
+struct AttentionTile {
+  static constexpr int kHeads = Heads, kGroups = Groups, kTokens = Tokens, kStages = Stages, kCtas = Ctas;
+  static constexpr int kCtaHeads = Heads * Groups, kThreads = 128 * Groups;
+  static_assert(Heads == 8 || Heads == 16 || Heads == 32,
+                "heads are MMA columns of 8, and a warp's share must be whole");
+  static_assert(Groups == 1 || Groups == 2);
+  static_assert(Tokens == 16 || Tokens == 32, "MMA rows of 16");
+  static_assert(Stages >= 3, "one stage is read, one has landed, one is on its way");
+};
+
+// The tiles of one row type, by the most heads a CTA serves. No tile: void.
+template <class H8, class H16, class H32, class H64>
+struct HeadTiles {
+  using For8 = H8;
+  using For16 = H16;
+  using For32 = H32;
+  using For64 = H64;
+};
+
+}  // namespace sievemla::cuda

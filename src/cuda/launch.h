@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cuda/launch.h -- small things that host launch code shares. Plain C++: kernels' plans are tested without CUDA.
+#pragma once
+#include <cstdint>
+
+namespace sievemla::cuda {
+
+template <class T>
+constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+// Tickets lie at the front of a workspace, apart from data; each stage has its own. workspace_init zeroes them, and the
+// last to arrive at one resets it.
+inline constexpr int kAttentionTickets = 8192;
+inline constexpr std::int64_t kTicketBytes = 4 * std::int64_t{kAttentionTickets};
+
+}  // namespace sievemla::cuda

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/cuda/ptx/ptx.cuh -- one PTX instruction per function. All of them exist from sm_80 on.
+#pragma once
+#include <cstdint>
+
+namespace sievemla::cuda {
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// ---- global -> shared, asynchronously ---------------------------------------------------------------
+
+// Copies the first `bytes` (16 or 0) of 16 bytes past L1 and fills up with zeros: with 0 g_from is not read.
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
+}
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `Left` of the newest groups are in flight.
+template <int Left>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+// ---- shared -> registers, as matrix fragments -------------------------------------------------------
+
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Afterwards r[i] holds
+// elements (row l / 4, columns 2 (l % 4) and the next) of matrix i; `_trans`: (rows 2 (l % 4) and the next, column l /
+// 4).
+__device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t s_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(s_row)
+               : "memory");
+}
+__device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(s_row)
+               : "memory");
+}
+
+// ---- arithmetic -------------------------------------------------------------------------------------
+
+// d[16 x 8] += a[16 x 16] b[16 x 8], bf16 with f32 sums. g = lane / 4, c = lane % 4:
+//   a: (g, 2c..) (g + 8, 2c..) (g, 2c + 8..) (g + 8, 2c + 8..)   b: (2c.., g) (2c + 8.., g)
+//   d: (g, 2c) (g, 2c + 1) (g + 8, 2c) (g + 8, 2c + 1)
+__device__ inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Bytes of x picked by the nibbles of `Pick`; a nibble + 8 repeats the sign of that byte.
+template <std::uint32_t Pick>
+__device__ inline std::uint32_t prmt(std::uint32_t x) {
+  std::uint32_t r;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(x), "n"(Pick));
+  return r;
+}
+
+__device__ inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+
+// {low, high} rounded to nearest even.
+__device__ inline std::uint32_t pack_bf16x2(float low, float high) {
+  std::uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+__device__ inline float exp2_approx(float x) {  // 2 ulp; exp2(-inf) = 0, NaN stays NaN
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+}  // namespace sievemla::cuda
