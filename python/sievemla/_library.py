@@ -17,8 +17,8 @@ _BYTES_OF = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 
 
 def _exportable(array: Any, written: bool) -> Any:
-    """What DLPack refused, in a form that it takes: bf16 as its bits; memory that cannot be written, if it is an input."""
-    if not hasattr(array, "__dlpack__"):
+    """What DLPack refused, in a form that it takes: bf16 as its bits; memory that cannot be written, if it is an
+    input.""" if not hasattr(array, "__dlpack__"):
         return array
     name = getattr(getattr(array, "dtype", None), "name", "")
     if name in _BYTES_OF:

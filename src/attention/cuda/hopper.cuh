@@ -2,11 +2,13 @@
 // Copyright The SieveMLA authors
 // src/attention/cuda/hopper.cuh -- the main loop for many heads on sm_90: warp groups multiply (wgmma), one gathers.
 //
-// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, two stages.
-//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way, once
+// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, two
+// stages.
+//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way,
+// once
 //   warp groups 0, 1 (consumers): S = Q K^T over all dimensions, softmax in registers, O += P V over 256 columns each
-// Both consumers work out all scores: that is 1.5 times the tensor cores' work, but neither waits for the other, so that
-// one multiplies while the other is in its softmax.
+// Both consumers work out all scores: that is 1.5 times the tensor cores' work, but neither waits for the other, so
+// that one multiplies while the other is in its softmax.
 // fp8: codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P.
 #pragma once
 #include <cuda_bf16.h>
@@ -41,7 +43,7 @@ template <class Rows>
 struct Hopper {
   using Smem = HopperSmem<Rows>;
   static constexpr int kHeads = 64, kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kFirstProducer = 256;
-  static constexpr int kPieces = Smem::kBlocks * 8;  // of 16 bytes, of a row in bf16
+  static constexpr int kPieces = Smem::kBlocks * 8;      // of 16 bytes, of a row in bf16
   static constexpr int kCopies = Rows::kScaled ? 2 : 1;  // of P
   static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   // P carries kKeyFactor as well: the scales in shared memory serve both.
@@ -130,7 +132,8 @@ struct Hopper {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = 4 * i + lane / 8;
-          copy_16(to + 8 * Smem::kBlockBytes, row, piece, __shfl_sync(~0u, here, row), Rows::kRopeOffset + lane % 8 * 16);
+          copy_16(to + 8 * Smem::kBlockBytes, row, piece, __shfl_sync(~0u, here, row),
+                  Rows::kRopeOffset + lane % 8 * 16);
         }
       }
       const unsigned live = __ballot_sync(~0u, here >= 0);
@@ -169,12 +172,15 @@ struct Hopper {
   // ---- consumers ------------------------------------------------------------------------------------
 
   const int c = lane % 4, row = warp * 16 + lane / 4;  // this thread's heads: row and row + 8
-  float o[2][64] = {};   // columns 256 group + 128 i + ..
-  float x[32];           // scores, then weights
+  float o[2][64] = {};                                 // columns 256 group + 128 i + ..
+  float x[32];                                         // scores, then weights
   float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
   __device__ Hopper(const CudaParams& params, Smem& smem, int head)
-      : p(params), s(smem), part(smem.plan.part), first_head(head),
+      : p(params),
+        s(smem),
+        part(smem.plan.part),
+        first_head(head),
         tiles((smem.end - smem.begin + kTokens - 1) / kTokens) {}
 
   // Heads past the last compute on a copy of it.
@@ -298,7 +304,8 @@ struct Hopper {
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2)) * p.scale_log2;
-      most[r] = most[r] > peak[r] + kSlack ? most[r] : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
+      most[r] =
+          most[r] > peak[r] + kSlack ? most[r] : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
       rescale[r] = most[r] == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most[r]);
       changed |= rescale[r] != 1.f;
       peak[r] = most[r];
@@ -355,8 +362,8 @@ struct Hopper {
     cuda::wgmma_fence();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::uint64_t v = cuda::matrix(cuda::shared_address(s.rows[stage][4 * group + 2 * h]), Smem::kBlockBytes,
-                                           1024);
+      const std::uint64_t v =
+          cuda::matrix(cuda::shared_address(s.rows[stage][4 * group + 2 * h]), Smem::kBlockBytes, 1024);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
         cuda::wgmma_64x128(o[h], &weight[kCopies == 2 ? h : 0][4 * step], v + (step * 2048 >> 4));
