@@ -7,7 +7,7 @@
 // Words of 16 keys. A vector's quarter i is of key 4 i + j.
 struct Avx512Words {
   static Simd::Words load_quads(const std::byte* const* keys, Index offset) {
-    const auto quad = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys[4 * i] + offset)); };
+    const auto quad = [&](Index i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys[4 * i] + offset)); };
     const __m512i x = _mm512_inserti32x4(_mm512_castsi128_si512(quad(0)), quad(1), 1);
     return (Simd::Words)_mm512_inserti32x4(_mm512_inserti32x4(x, quad(2), 2), quad(3), 3);
   }
