@@ -2,7 +2,7 @@
 // Copyright The SieveMLA authors
 // bench/attention_cuda.cu -- checks and times the CUDA attention kernels alone: no library, no dependency.
 //
-//   attention_cuda test                                random and hostile inputs against double precision; exit 1 on an error
+//   attention_cuda test [small]   random and hostile inputs against double precision; exit 1 on an error
 //   attention_cuda bench [--json FILE] [--tile H] [--parts N] KEY...   keys as in the peer benchmark
 #include <cuda_runtime.h>
 

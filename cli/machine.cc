@@ -4,10 +4,14 @@
 
 #include <sched.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <thread>
 #include <utility>
+
+#include "cpu/threads.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -107,8 +111,42 @@ std::string cpu_name() {
   return part.empty() ? "unknown" : "implementer " + implementer + ", part " + part;
 }
 
+// In the order of cpu::kIsas.
+constexpr const Peak* kPeaks[] = {
+    &kPeakPortable,
+#if defined(__x86_64__)
+    &kPeakAvx2,     &kPeakAvx512, &kPeakAvx512Bf16, &kPeakAmx,
+#endif
+};
+
 }  // namespace
 
-Machine this_machine() { return {cpu_name(), usable_cores(), features()}; }
+const Peak& peak_of(cpu::Isa isa) { return *kPeaks[static_cast<int>(isa)]; }
+
+double peak_gflops(const Peak& peak, const Backend& backend) {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kLeast = 1e-3, kEnough = 0.05;                   // seconds: of a run that counts, and in all
+  const std::int64_t pieces = std::int64_t{backend.threads()} * 8;  // so that a worker that comes late matters little
+  const auto begin = Clock::now();
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  double best = 0;
+  for (std::int64_t steps = 256; since(begin) < kEnough;) {
+    const auto start = Clock::now();
+    cpu::parallel_for(backend, pieces, [&](std::int64_t, int) { peak.run(steps); });
+    const double seconds = since(start);
+    if (seconds < kLeast) steps *= 2;
+    else best = std::max(best, peak.flops * static_cast<double>(steps * pieces) / seconds * 1e-9);
+  }
+  return best;
+}
+
+Machine this_machine() {
+  Machine machine{cpu_name(), usable_cores(), features(), {}};
+  for (const cpu::IsaInfo& row : cpu::kIsas)
+    if (row.isa <= cpu::machine_isa()) machine.tiers.emplace_back(row.name);
+  return machine;
+}
 
 }  // namespace sievemla::cli

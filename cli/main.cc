@@ -123,7 +123,7 @@ int guarded(int argc, char** argv) {
 
 // Weights and traces are mapped: what another process cuts off such a file is a bus error for whoever reads it.
 void explain_bus_errors() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_flags = SA_SIGINFO;
   action.sa_sigaction = [](int, siginfo_t* fault, void*) {
     constexpr char kLine[] = "sievemla: a file must not shrink while it is read: got a bus error (a mapped file)\n";

@@ -14,8 +14,8 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
   std::vector<double> us;
   const auto begin = Clock::now();
   const auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
-  while (static_cast<int>(us.size()) < effort.runs &&
-         (static_cast<int>(us.size()) < effort.least || spent() < effort.seconds)) {
+  const auto done = [&](int runs, double seconds) { return static_cast<int>(us.size()) >= runs && spent() >= seconds; };
+  while (!done(effort.runs, effort.enough) && !done(effort.least, effort.most)) {
     const auto start = Clock::now();
     call();
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
@@ -24,7 +24,7 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
   const auto quantile = [&](double q) {
     return us[static_cast<std::size_t>(std::lround(q * static_cast<double>(us.size() - 1)))];
   };
-  return {quantile(0.5), quantile(0.1), quantile(0.9), static_cast<int>(us.size())};
+  return {quantile(0.5), us.front(), quantile(0.1), quantile(0.9), static_cast<int>(us.size())};
 }
 
 double tolerance(const Backend& backend) {

@@ -13,18 +13,17 @@
 namespace sievemla::cli {
 
 struct Timing {
-  double us = 0;  // median
+  double us = 0, us_min = 0;  // median, least
   double us_p10 = 0, us_p90 = 0;
   int runs = 0;
 };
 
-// A call is repeated until it ran `runs` times, or at least `least` times and `seconds` in all.
+// A call is repeated until it ran `runs` times and for `enough` seconds, or `least` times and for `most` seconds.
 struct Effort {
   int least, runs;
-  double seconds;
+  double enough, most;
 };
-inline constexpr Effort kReplayEffort = {1, 20, 0.1};
-inline constexpr Effort kBenchEffort = {10, 50, 3};
+inline constexpr Effort kReplayEffort = {1, 20, 0, 0.1};
 
 Timing median_us(const std::function<void()>& call, const Effort& effort);
 

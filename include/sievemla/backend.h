@@ -24,7 +24,9 @@ struct ParallelFor {
 };
 
 struct CpuOptions {
-  int threads = 0;  // 0: what OpenMP would use (OMP_NUM_THREADS, else all cores)
+  // 0: what OpenMP would use (OMP_NUM_THREADS, else all cores). A thread that the system refuses to OpenMP ends the
+  // process, by its runtime's own rule; a host that must go on supplies parallel_for.
+  int threads = 0;
   ParallelFor host{};
 };
 

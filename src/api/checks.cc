@@ -152,10 +152,8 @@ void check_cache(const Backend& backend, const KvCache& cache, const Where& wher
 }
 
 void check_cache(const Backend& backend, const IndexCache& cache, const Where& where) {
-  expects(cache.format == IndexFormat::f32 || cache.format == IndexFormat::bf16 || cache.format == IndexFormat::fp8,
-          "an index format is f32, bf16 or fp8", where, static_cast<int>(cache.format));
+  const DType storage = storage_of(cache.format);
   const bool fp8 = cache.format == IndexFormat::fp8;
-  const DType storage = fp8 ? DType::u8 : cache.format == IndexFormat::bf16 ? DType::bf16 : DType::f32;
   check_tensor(backend, cache.pages, {kAny, kAny, fp8 ? kIndexKeyBytes : kIndexDim}, {storage}, where);
   check_contiguous_rows(cache.pages, where);
   expects(cache.page_size() >= 1, "the page size must be at least 1", where, cache.page_size());

@@ -3,8 +3,25 @@
 // src/indexer/registry.cc -- the rows of stage 1.
 #include "indexer/registry.h"
 
+#include "cpu/isa/isa.h"
+#include "indexer/cpu/scores.h"
+
 namespace sievemla::stage::indexer {
 namespace {
+
+using cpu::Isa;
+
+// A tier whose operands are bf16 takes bf16 and e4m3 ones, whose products are exact in f32: all tiers err alike.
+template <Isa kIsa, const Tier& kTier>
+constexpr IndexScoresKernel scores_tier(const char* name) {
+  return {name,
+          BackendKind::cpu,
+          cpu::info(kIsa).needs,
+          cpu::may_use<kIsa>,
+          kIsa >= Isa::avx512bf16 ? lacks_f32 : nullptr,
+          index_scores_cpu<kTier>,
+          index_scores_cpu_bytes<kTier>};
+}
 
 // name, backend, needs, runs_here, lacks, run, workspace_bytes
 
@@ -19,7 +36,13 @@ constexpr IndexQueriesKernel kIndexQueries[] = {
 };
 
 constexpr IndexScoresKernel kIndexScores[] = {
-    {"index_scores_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, index_scores_cpu, index_scores_cpu_bytes},
+#if defined(__x86_64__)
+    scores_tier<Isa::amx, kAmx>("index_scores_cpu_amx"),
+    scores_tier<Isa::avx512bf16, kAvx512Bf16>("index_scores_cpu_avx512bf16"),
+    scores_tier<Isa::avx512, kAvx512>("index_scores_cpu_avx512"),
+    scores_tier<Isa::avx2, kAvx2>("index_scores_cpu_avx2"),
+#endif
+    scores_tier<Isa::portable, kPortable>("index_scores_cpu_portable"),
     {"index_scores_reference", BackendKind::reference, "", nullptr, nullptr, index_scores_reference,
      index_scores_reference_bytes},
 };

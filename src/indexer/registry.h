@@ -25,7 +25,5 @@ std::int64_t index_scores_reference_bytes(const Backend& backend, const IndexSco
 
 void write_index_keys_cpu(const WriteIndexKeysArgs& args, const base::Exec& exec);
 void index_queries_cpu(const IndexQueryArgs& args, const base::Exec& exec);
-void index_scores_cpu(const IndexScoreArgs& args, const base::Exec& exec);
-std::int64_t index_scores_cpu_bytes(const Backend& backend, const IndexScoreBounds& bounds);
 
 }  // namespace sievemla::stage::indexer

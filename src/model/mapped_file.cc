@@ -31,7 +31,7 @@ class OpenFile {
       // Non-blocking: opening a pipe must not wait for a writer.
       : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (fd_ < 0) unreadable(path, errno);
-    struct ::stat status {};
+    struct ::stat status{};
     if (::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode)) {
       size_ = static_cast<std::size_t>(status.st_size);
       return;

@@ -213,9 +213,10 @@ IndexerTrace read_indexer(const SafeTensors& file) {
 
   trace.topk = reader.optional("topk", {tokens, -1}, "[tokens, k] with the tokens of q", {DType::i32});
   // A number is no tensor: it must not ask for memory that a short file is not worth.
-  trace.k = trace.topk ? trace.topk.dim(1)
-                       : reader.number("topk", 0, std::max(kDefaultTopk, trace.width))
-                             .value_or(std::min(kDefaultTopk, trace.width));
+  trace.k =
+      trace.topk
+          ? trace.topk.dim(1)
+          : reader.number("topk", 0, std::max(kDefaultTopk, trace.width)).value_or(std::min(kDefaultTopk, trace.width));
   const bool only_slots = !trace.topk && reader.has("topk_slots");
   reader.require(trace.topk || only_slots || trace.k <= kMaxScores / tokens,
                  "a trace without topk selects at most " + std::to_string(kMaxScores) + " keys", "tensor q", tokens,

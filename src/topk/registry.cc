@@ -3,11 +3,26 @@
 // src/topk/registry.cc -- the kernels of stage 2.
 #include "topk/registry.h"
 
+#include "cpu/isa/isa.h"
+#include "topk/cpu/select.h"
+
 namespace sievemla::stage::topk {
 namespace {
 
+using cpu::Isa;
+
+template <Isa kIsa, const Tier& kTier>
+constexpr TopkKernel tier(const char* name) {
+  return {name,    BackendKind::cpu,  cpu::info(kIsa).needs, cpu::may_use<kIsa>,
+          nullptr, select_cpu<kTier>, select_cpu_bytes};
+}
+
 constexpr TopkKernel kTopk[] = {
-    {"topk_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, select_cpu, select_cpu_workspace_bytes},
+#if defined(__x86_64__)
+    tier<Isa::avx512, kAvx512>("topk_cpu_avx512"),
+    tier<Isa::avx2, kAvx2>("topk_cpu_avx2"),
+#endif
+    tier<Isa::portable, kPortable>("topk_cpu_portable"),
     {"topk_reference", BackendKind::reference, "", nullptr, nullptr, select_reference,
      select_reference_workspace_bytes},
 };

@@ -31,8 +31,6 @@ void positions_to_slots_reference(const PositionsToSlotsArgs& args, const base::
 void expand_pools_reference(const ExpandPoolsArgs& args, const base::Exec& exec);
 
 // Rows in parallel.
-void select_cpu(const TopkArgs& args, const base::Exec& exec);
-std::int64_t select_cpu_workspace_bytes(const Backend& backend, const TopkBounds& bounds);
 void positions_to_slots_cpu(const PositionsToSlotsArgs& args, const base::Exec& exec);
 void expand_pools_cpu(const ExpandPoolsArgs& args, const base::Exec& exec);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/attention/cuda_test.cc -- stage 3 on a CUDA device, against the definition in double, within the bounds that hold
-// for bf16 arithmetic: |error| <= 8e-3 |ref| + 2e-3 max(1, sum p |v|), lse 1e-3.
+// tests/attention/cuda_test.cc -- stage 3 on a CUDA device, against the definition in double, within the bounds that
+// hold for bf16 arithmetic: |error| <= 8e-3 |ref| + 2e-3 max(1, sum p |v|), lse 1e-3.
 #include <gtest/gtest.h>
 
 #include "sievemla/error.h"

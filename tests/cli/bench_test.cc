@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // tests/cli/bench_test.cc -- sievemla bench: the names of its cases, and what it writes.
+#include <cstring>
+
 #include "cli/program.h"
 
 namespace sievemla::test {
@@ -63,12 +65,21 @@ TEST(CliBench, EveryKindIsRightAndCounted) {
     EXPECT_EQ(row.at("case"), works[i].name);
     const double us = row.at("us");
     EXPECT_GT(us, 0);
+    EXPECT_LE(row.at("us_min"), row.at("us_p10"));
     EXPECT_LE(row.at("us_p10"), row.at("us"));
     EXPECT_GE(row.at("us_p90"), row.at("us"));
     EXPECT_GE(row.at("runs"), 10);
     EXPECT_NEAR(row.value("tflops", 0.) * us * 1e6, works[i].flops, works[i].flops * 1e-3);  // 4 digits are written
     EXPECT_NEAR(row.at("tbps").get<double>() * us * 1e6, works[i].bytes, works[i].bytes * 1e-3);
     EXPECT_LE(row.at("error"), 0.005);
+    EXPECT_EQ(row.at("threads"), works[i].name[std::strlen(works[i].name) - 1] - '0');
+    EXPECT_NE(row.at("variant").get<std::string>().find("_cpu"), std::string::npos);  // names the kernels
+    // Arithmetic stands beside what the processor does at most.
+    ASSERT_EQ(row.contains("of_peak"), works[i].flops > 0);
+    if (works[i].flops > 0) {
+      const double rate = works[i].flops / row.at("us_min").get<double>() * 1e-3;
+      EXPECT_NEAR(row.at("of_peak").get<double>() * row.at("peak_gflops").get<double>(), rate, rate * 6e-3);
+    }
   }
 }
 

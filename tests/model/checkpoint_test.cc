@@ -167,10 +167,7 @@ TEST(BadFile, MissingTensor) {
 TEST(BadFile, ExtraTensor) {
   for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.experts.4.up_proj.weight",
                            "model.layers.x.weight", "model.layers.-1.a", "model.layers.1", "extra"})
-    bad(
-        [&](Model& m) {
-          m.tensors[name] = {"F32", {1}, std::string(4, '\0')};
-        },
+    bad([&](Model& m) { m.tensors[name] = {"F32", {1}, std::string(4, '\0')}; },
         {"the model has no such tensor: got an extra tensor", std::string("tensor ") + name});
   bad([](Model& m) { m.config["first_k_dense_replace"] = 2; }, {"needs this tensor"});
 }

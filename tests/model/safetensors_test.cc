@@ -177,8 +177,7 @@ TEST(BadFile, KeysTwice) {
 }
 
 TEST(BadFile, NumbersInAHeaderTakeNoMemory) {
-  struct rusage before {
-  }, after{};
+  struct rusage before{}, after{};
   ::getrusage(RUSAGE_SELF, &before);
   for (const char* shape : {"[1073741824]", "[1099511627776]", "[1048576,1048576]", "[2305843009213693951]"})
     refused_bytes(with("[2]", shape), {"f: tensor a"});

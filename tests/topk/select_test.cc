@@ -7,9 +7,12 @@
 
 #include <bit>
 
+#include "cpu/isa/isa.h"
 #include "support/backward_pool.h"
+#include "support/lazy_memory.h"
 #include "support/property.h"
 #include "support/safetensors.h"
+#include "topk/cpu/tier.h"
 #include "topk/problem.h"
 
 namespace sievemla::test {
@@ -238,6 +241,97 @@ TEST(Topk, ClusteredScores) {  // one coarse bin holds more than the list does
     scores[40000] = 1e30f;
     for (std::int64_t k : {1, 2, 300, 2048, 59999}) TopkProblem({scores}).check(k);
   }
+}
+
+// ---- lists and parts --------------------------------------------------------------------------------
+
+// Of the tiers that this process may use.
+std::vector<const stage::topk::Tier*> tiers() {
+  std::vector<const stage::topk::Tier*> all = {&stage::topk::kPortable};
+#if defined(__x86_64__)
+  if (cpu::may_use<cpu::Isa::avx2>()) all.push_back(&stage::topk::kAvx2);
+  if (cpu::may_use<cpu::Isa::avx512>()) all.push_back(&stage::topk::kAvx512);
+#endif
+  return all;
+}
+
+// A list as a caller has to give it, between guards.
+struct List {
+  explicit List(std::int64_t capacity)
+      : id(capacity + stage::topk::kListPad, kUnwritten), key(capacity + stage::topk::kListPad, kUnwritten) {
+    view = {id.data(), key.data(), capacity, 0};
+  }
+  Ids ids() const { return {id.begin(), id.begin() + view.count}; }
+  Guarded<std::int32_t> id, key;
+  stage::topk::Candidates view;
+};
+
+// Without a guess every score of an ascending row is better than all before it: the list fills up again and again.
+TEST(Topk, TheListFillsUp) {
+  constexpr std::int64_t kN = 100'000, kK = 300;
+  Scores scores(kN);
+  for (std::size_t i = 0; i < kN; ++i) scores[i] = static_cast<float>(i / 7);  // ties, some of them cut
+  for (const auto* tier : tiers()) {
+    List list(2 * kK + stage::topk::kListSlack);
+    tier->collect(scores.data(), kN, 0, kN, kK, false, &list.view);
+    EXPECT_LE(list.view.count, list.view.capacity);
+    tier->keep(scores.data(), kK, &list.view);
+    EXPECT_EQ(list.ids(), brute_force(scores, kK));
+    EXPECT_TRUE(list.id.intact() && list.key.intact());
+  }
+  TopkProblem({scores}).check(kK);
+}
+
+// A row whose sample is better than the rest: the guess lies above the k-th largest.
+TEST(Topk, AGuessThatIsTooHigh) {
+  constexpr std::int64_t kN = 65'536, kK = 4000, kSamples = 1024, kStride = kN / kSamples;
+  Scores scores = Random(13).f32s(kN);
+  for (std::int64_t i = 0; i < kSamples; ++i) {  // as guess_bound takes it
+    const std::int64_t shift = i % 64 * 37 % 64;
+    scores[static_cast<std::size_t>(i * kStride + shift * kStride / 64)] += 10.f;
+  }
+  for (const auto* tier : tiers()) {
+    List list(2 * kK + stage::topk::kListSlack);
+    tier->collect(scores.data(), kN, 0, kN, kK, true, &list.view);
+    ASSERT_LT(list.view.count, kK) << "the row does not deceive it";
+  }
+  TopkProblem({scores, Random(14).f32s(1000), scores}).check(kK);
+  Scores twice = scores;
+  twice.insert(twice.end(), scores.begin(), scores.end());
+  TopkProblem({twice}).check(kK);
+}
+
+// One row on many threads: it is cut into parts. Winners in one part, in all, and ties that end in any of them.
+TEST(Topk, ALongRowOnManyThreads) {
+  constexpr std::size_t kN = 600'000;
+  Scores spread = Random(15).f32s(kN), tail = spread, ties(kN, -1.f);
+  for (std::size_t i = kN - 5000; i < kN; ++i) tail[i] += 10.f;
+  for (std::size_t i = 0; i < kN; i += 100) ties[i] = 3.f;
+  for (const Scores* scores : {&spread, &tail, &ties})
+    for (std::int64_t k : {1, 2048, 4000, 5999}) {
+      const Ids want = brute_force(*scores, k);
+      for (int threads : {1, 2, 7, 16})
+        EXPECT_EQ(one_row(Backend::cpu({threads, {}}), *scores, k), want) << threads << " threads, k = " << k;
+    }
+}
+
+TEST(Topk, PositionsOf31Bits) {
+  constexpr std::int64_t kN = INT32_MAX, kK = 100;
+  const LazyMemory memory(kN * 4);
+  if (!memory) GTEST_SKIP() << "no 8 GiB of address space";
+  float* scores = reinterpret_cast<float*>(memory.data());
+  Ids want(kK - 4), positions(kK);
+  std::iota(want.begin(), want.end(), 0);
+  for (std::int32_t i : {INT32_MAX - 66, INT32_MAX - 17, INT32_MAX - 2, INT32_MAX - 1})
+    scores[i] = 1.f, want.push_back(i);
+  const std::int32_t length = INT32_MAX;
+  const Backend backend = Backend::cpu({.threads = 3});
+  TopkArgs args;
+  args.scores = tensor(scores, {1, kN});
+  args.lengths = tensor(&length, {1});
+  args.positions = tensor(positions.data(), {1, kK});
+  topk(backend, args, PoisonedWorkspace(topk_workspace_bytes(backend, {1, kN, kK})));
+  EXPECT_EQ(positions, want);
 }
 
 // ---- memory -----------------------------------------------------------------------------------------

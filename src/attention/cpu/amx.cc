@@ -9,17 +9,14 @@
 namespace sievemla::stage::attention {
 namespace {
 
+#include "cpu/simd/avx512-inl.h"
+#include "cpu/simd/avx512bf16-inl.h"
+#include "cpu/simd/tiles-inl.h"
+
 #include "attention/cpu/avx512-inl.h"
 #include "attention/cpu/avx512bf16-inl.h"
 
 constexpr Index kSide = 16, kDepth = 32;  // of a tile: rows and columns; operands a row of the left one
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64);
 
 // x[i][j] -> x[j][i], 32-bit elements.
 inline void transpose(__m512i x[16]) {
@@ -92,10 +89,7 @@ struct Ops : Avx512Bf16 {
   static constexpr bool kTiles = true, kHasNarrow = false;
   static constexpr int rows(int) { return 4; }
 
-  static void begin() {
-    static constexpr TileConfig kConfig{};
-    _tile_loadconfig(&kConfig);
-  }
+  static void begin() { configure_tiles(); }
   static void end() { _tile_release(); }
 
   // n: heads of the group that q points into.

@@ -8,24 +8,15 @@
 namespace sievemla::stage::attention {
 namespace {
 
-using Index = std::int64_t;
+#include "cpu/simd/avx2-inl.h"
 
-struct Ops {
+struct Ops : Simd {
   using Operand = float;
-  using Vec = __m256;
   using Right = __m256;
-  static constexpr Index kLanes = 8, kPair = 1, kVecs = 3, kBlock = 64, kRowPad = 8;
+  static constexpr Index kPair = 1, kVecs = 3, kBlock = 64, kRowPad = 8;
   static constexpr bool kTiles = false, kHasNarrow = false;
   static constexpr int rows(int vectors) { return vectors == 1 ? 8 : 4; }  // at most 12 sums in 16 registers
 
-  static Vec load(const float* x) { return _mm256_loadu_ps(x); }
-  static void store(float* x, Vec v) { _mm256_storeu_ps(x, v); }
-  static Vec set1(float x) { return _mm256_set1_ps(x); }
-  static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-  static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
-  static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-  static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-  static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }  // b where either is NaN
   static Vec right(const float* x) { return load(x); }
   static Vec left(const float* x) { return _mm256_broadcast_ss(x); }
   static Vec dot(Vec sum, Vec a, Vec b) { return _mm256_fmadd_ps(a, b, sum); }

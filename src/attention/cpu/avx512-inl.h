@@ -1,23 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cpu/avx512-inl.h -- f32 in vectors of sixteen: what the AVX-512 tiers share. Included inside a tier's
-// unnamed namespace.
+// src/attention/cpu/avx512-inl.h -- what the AVX-512 tiers share. Included inside a tier's unnamed namespace, after
+// cpu/simd/avx512-inl.h.
 #pragma once
 
-using Index = std::int64_t;
-
-struct Avx512 {
-  using Vec = __m512;
-  static constexpr Index kLanes = 16, kVecs = 4;
-
-  static Vec load(const float* x) { return _mm512_loadu_ps(x); }
-  static void store(float* x, Vec v) { _mm512_storeu_ps(x, v); }
-  static Vec set1(float x) { return _mm512_set1_ps(x); }
-  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-  static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
-  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-  static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+struct Avx512 : Simd {
+  static constexpr Index kVecs = 4;
 
   static Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static Vec times_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }

@@ -8,6 +8,8 @@
 namespace sievemla::stage::attention {
 namespace {
 
+#include "cpu/simd/avx512-inl.h"
+
 #include "attention/cpu/avx512-inl.h"
 
 struct Ops : Avx512 {

@@ -1,26 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // src/attention/cpu/avx512bf16-inl.h -- operands in bf16 pairs, sums in f32: what the bf16 tiers share. Included inside
-// a tier's unnamed namespace, after avx512-inl.h.
+// a tier's unnamed namespace, after the other -inl.h of both rooms.
 #pragma once
 
-struct Avx512Bf16 : Avx512 {
-  using Operand = std::uint16_t;  // bf16
-  using Right = __m512bh;
-  static constexpr Index kPair = 2;
-
-  static Right right(const Operand* x) { return (__m512bh)_mm512_loadu_si512(x); }
-  static Right left(const Operand* x) {
-    std::int32_t pair;
-    __builtin_memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-  }
+struct Avx512Bf16 : Avx512, SimdBf16 {
   static Right left_two(const Operand* x) {
     long long two;
     __builtin_memcpy(&two, x, sizeof two);
     return (__m512bh)_mm512_set1_epi64(two);
   }
-  static Vec dot(Vec sum, Right a, Right b) { return _mm512_dpbf16_ps(sum, a, b); }
 
   // Lane i: the weights of two rows, the first in the low half. `more`: by how much rounding made them larger.
   static void store_operands(Operand* to, const Vec* p, Vec* more) {

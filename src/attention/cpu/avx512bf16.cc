@@ -8,6 +8,9 @@
 namespace sievemla::stage::attention {
 namespace {
 
+#include "cpu/simd/avx512-inl.h"
+#include "cpu/simd/avx512bf16-inl.h"
+
 #include "attention/cpu/avx512-inl.h"
 #include "attention/cpu/avx512bf16-inl.h"
 

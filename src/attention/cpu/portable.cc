@@ -6,29 +6,16 @@
 namespace sievemla::stage::attention {
 namespace {
 
-using Index = std::int64_t;
+#include "cpu/simd/portable-inl.h"
 
-struct Ops {
+struct Ops : Simd {
   using Operand = float;
-  using Vec = float __attribute__((vector_size(16)));
   using Int = std::int32_t __attribute__((vector_size(16)));
   using Right = Vec;
-  static constexpr Index kLanes = 4, kPair = 1, kVecs = 2, kBlock = 64, kRowPad = 8;
+  static constexpr Index kPair = 1, kVecs = 2, kBlock = 64, kRowPad = 8;
   static constexpr bool kTiles = false, kHasNarrow = false;
   static constexpr int rows(int) { return 4; }
 
-  static Vec load(const float* x) {
-    Vec v;
-    __builtin_memcpy(&v, x, sizeof v);
-    return v;
-  }
-  static void store(float* x, Vec v) { __builtin_memcpy(x, &v, sizeof v); }
-  static Vec set1(float x) { return Vec{x, x, x, x}; }
-  static Vec add(Vec a, Vec b) { return a + b; }
-  static Vec sub(Vec a, Vec b) { return a - b; }
-  static Vec mul(Vec a, Vec b) { return a * b; }
-  static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
-  static Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
   static Vec right(const float* x) { return load(x); }
   static Vec left(const float* x) { return set1(*x); }
   static Vec dot(Vec sum, Vec a, Vec b) { return sum + a * b; }

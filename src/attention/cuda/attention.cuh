@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/attention.cuh -- stage 3 on CUDA: one main loop over cache rows, sparse or dense, decode or prefill.
+// src/attention/cuda/attention.cuh -- stage 3 on CUDA: one main loop over cache rows, sparse or dense, decode or
+// prefill.
 //
 //   s[j] = scale * q . row[j]      p = softmax(s)      out = sum_j p[j] * latent of row[j]
 //
-// A CTA serves a head group of a unit (params.h) over one part of its lanes. Heads are MMA columns, rows and then latent
-// columns are MMA rows (S^T = K Q^T, O^T = V^T P^T), so 8 heads cost 8 heads' worth. The four warps of a group split the
-// DIMENSIONS: warp w holds Q and O of latent [128 w, 128 w + 128) and 16 of the rope, and of a gathered row it reads that
-// slice alone, as key and again as value. Scores are sums over the warps, so they pass through shared memory once; there the
-// warps split the heads. fp8 scales meet a warp's score sums (one scale per 128 dimensions) and its copy of P, never K or V.
+// A CTA serves a head group of a unit (params.h) over one part of its lanes. Heads are MMA columns, rows and then
+// latent columns are MMA rows (S^T = K Q^T, O^T = V^T P^T), so 8 heads cost 8 heads' worth. The four warps of a group
+// split the DIMENSIONS: warp w holds Q and O of latent [128 w, 128 w + 128) and 16 of the rope, and of a gathered row
+// it reads that slice alone, as key and again as value. Scores are sums over the warps, so they pass through shared
+// memory once; there the warps split the heads. fp8 scales meet a warp's score sums (one scale per 128 dimensions) and
+// its copy of P, never K or V.
 //
-// P is rounded to bf16. Where a place has more than 1 / kHeavyPart of the sum so far (a short list, a peaked softmax), what
-// rounding took from it would show in the result: such a tile goes through V once more, with the residue as P.
+// P is rounded to bf16. Where a place has more than 1 / kHeavyPart of the sum so far (a short list, a peaked softmax),
+// what rounding took from it would show in the result: such a tile goes through V once more, with the residue as P.
 //
 // A tile of rows, stage by stage (a barrier is the whole CTA's):
-//   scores of the warp's slice -> smem | barrier A | gather the tile after next, softmax -> smem | next tile has landed,
-//   barrier B | O += V^T P^T
-// Barrier A: all scores of this tile are there, and the tile before is done with its stage. Barrier B: P is there, and so
-// are the next tile's rows.
+//   scores of the warp's slice -> smem | barrier A | gather the tile after next, softmax -> smem | next tile has
+//   landed, barrier B | O += V^T P^T
+// Barrier A: all scores of this tile are there, and the tile before is done with its stage. Barrier B: P is there, and
+// so are the next tile's rows.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -37,18 +39,19 @@ struct AttentionSmem {
   static constexpr int kCopies = Rows::kScaled ? 4 : 1;  // of P, one per scale group
 
   alignas(128) unsigned char rows[Tile::kStages][Tile::kTokens * Rows::kStride];
-  // Strides: 4 more floats, so that heads 2c of a fragment lie 8 banks apart; 8 more bf16, so that ldmatrix meets no bank twice.
+  // Strides: 4 more floats, so that heads 2c of a fragment lie 8 banks apart; 8 more bf16, so that ldmatrix meets no
+  // bank twice.
   alignas(16) float scores[Tile::kGroups][4][Tile::kHeads][Tile::kTokens + 4];
   alignas(16) unsigned short weights[Tile::kGroups][kCopies][Tile::kHeads][Tile::kTokens + 8];
   float rescale[Tile::kCtaHeads];  // of O for this tile; in the end 1 / sum
-  int visible[Tile::kCtaHeads];    // lanes that the head may see
+  int visible[Tile::kCtaHeads];    // lanes of this part that the head may see
+  int begin, end;                  // lanes of the unit that are this part's
   alignas(16) float scale[Tile::kGroups][Rows::kScaled ? 4 : 1][Tile::kTokens];  // of the group's tile, turned around
   alignas(4) bool heavy[Tile::kGroups][4];         // by warp: the tile's P has to go through V twice
   alignas(16) const unsigned char* from[kLookUp];  // rows of the lanes looked up last; any address for a hole
   unsigned live[2][kLookUp / 32];        // bit per lane: not a hole; of the lanes looked up last and of those before
   const void* list;                      // of the unit
   std::int64_t out_at[Tile::kCtaHeads];  // of the head's row in out, in elements
-  alignas(8) std::uint64_t landed[Tile::kStages];  // mbarriers: the copy engine is done with the stage
   // A thread's own fragments of the rope of Q, where 32 heads leave no registers for them.
   static constexpr bool kHoldsRope = Tile::kHeads == 32 && Rows::kRope > 0;
   uint2 q_rope[kHoldsRope ? Tile::kHeads / 8 : 1][kHoldsRope ? Tile::kThreads : 1];
@@ -123,8 +126,9 @@ struct Attention {
     }
   }
 
-  // Finds the rows of kLookUp lanes from `first` on, the `block`-th such run of this part.
-  __device__ void look_up(int first, int end, int block) {
+  // Finds the rows of kLookUp lanes from the `from`-th of this part on.
+  __device__ void look_up(int from) {
+    const int first = s.begin + from, end = s.end, block = from / kLookUp;
 #pragma unroll 1
     for (int i = thread; i < kLookUp; i += Tile::kThreads) {
       const int at = first + i;
@@ -138,13 +142,9 @@ struct Attention {
   // Bit per row of the tile whose first lane is the `at`-th of this part.
   __device__ unsigned live_rows(int at) const { return s.live[at / kLookUp % 2][at % kLookUp / 32] >> at % 32; }
 
-  // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp takes
-  // neighbouring rows, a lane 16-byte pieces of them.
+  // Starts the copy of the rows of the tile whose first lane is the `at`-th of this part; a hole becomes zeros. A warp
+  // takes neighbouring rows, a lane 16-byte pieces of them.
   __device__ void gather(int at, int stage) {
-    if constexpr (Tile::kEngine) {
-      if (thread < 32) gather_by_engine(at, stage);
-      return;
-    }
     constexpr int kPieces = Rows::kBytes / 16, kRows = kTokens / (Tile::kThreads / 32);
     const int first = thread / 32 * kRows;
     const unsigned live = live_rows(at) >> first;
@@ -159,35 +159,6 @@ struct Attention {
         if (piece + 32 <= kPieces || lane < kPieces - piece)
           cuda::cp_async_16(to + row * Rows::kStride + piece * 16, from + piece * 16, bytes);
     }
-  }
-
-  // The same, a lane a row; by one warp.
-  __device__ void gather_by_engine(int at, int stage) {
-    const unsigned live = live_rows(at) & (~0u >> (32 - kTokens));
-    const std::uint32_t landed = cuda::shared_address(&s.landed[stage]);
-    if (lane == 0) cuda::mbarrier_expect(landed, __popc(live) * Rows::kBytes);
-    __syncwarp();
-    if (lane >= kTokens) return;
-    unsigned char* to = s.rows[stage] + lane * Rows::kStride;
-    if (live >> lane & 1) {
-      cuda::bulk_copy(cuda::shared_address(to), s.from[at % kLookUp + lane], Rows::kBytes, landed);
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < Rows::kBytes; i += 16) *reinterpret_cast<uint4*>(to + i) = {0u, 0u, 0u, 0u};
-      cuda::fence_async();  // before the engine writes here again
-    }
-  }
-  // Waits for the rows of the `tile`-th tile of this part.
-  template <int Left>
-  __device__ void wait_landed(int tile, bool exists) {
-    if constexpr (Tile::kEngine) {
-      if (exists) cuda::mbarrier_wait(cuda::shared_address(&s.landed[tile % kStages]), tile / kStages & 1);
-    } else {
-      cuda::cp_async_wait<Left>();
-    }
-  }
-  __device__ static void commit() {
-    if constexpr (!Tile::kEngine) cuda::cp_async_commit();
   }
 
   // This warp's share of the scores of a tile, scaled, into shared memory.
@@ -242,16 +213,16 @@ struct Attention {
       }
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
-        float(*to)[kTokens + 4] = &s.scores[group][warp][n * 8 + 2 * c];
+        float (*to)[kTokens + 4] = &s.scores[group][warp][n * 8 + 2 * c];
         to[0][m * 16 + g] = acc[n][0], to[1][m * 16 + g] = acc[n][1];
         to[0][m * 16 + g + 8] = acc[n][2], to[1][m * 16 + g + 8] = acc[n][3];
       }
     }
   }
 
-  // Scaled scores (to base 2) of this lane's head and places in the tile whose first lane is `first`, the `at`-th of this
-  // part; the bits say which places count.
-  __device__ unsigned scores_of(int at, int first, float (&x)[kMine]) const {
+  // Scaled scores (to base 2) of this lane's head and places in the tile whose first lane is the `at`-th of this part;
+  // the bits say which places count.
+  __device__ unsigned scores_of(int at, float (&x)[kMine]) const {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       float share[kMine];
@@ -261,15 +232,15 @@ struct Attention {
     }
 #pragma unroll
     for (int j = 0; j < kMine; ++j) x[j] *= p.scale_log2;
-    const int visible = s.visible[group * kHeads + soft_head] - first - soft_first;
+    const int visible = s.visible[group * kHeads + soft_head] - at - soft_first;
     return visible <= 0 ? 0u : (live_rows(at) >> soft_first) & (~0u >> (visible < 32 ? 32 - visible : 0));
   }
 
-  // Softmax of this warp's heads over a tile: P (times the scales), the rescale of O, and whether some of P is so large a
-  // part of the sum so far that its rounding to bf16 would show, into shared memory.
-  __device__ void softmax(int at, int first) {
+  // Softmax of this warp's heads over a tile: P (times the scales), the rescale of O, and whether some of P is so large
+  // a part of the sum so far that its rounding to bf16 would show, into shared memory.
+  __device__ void softmax(int at) {
     float x[kMine];
-    const unsigned live = scores_of(at, first, x);
+    const unsigned live = scores_of(at, x);
     float most = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kMine; ++j)
@@ -308,9 +279,9 @@ struct Attention {
   }
 
   // What rounding took from P, in place of the scores: each warp over those of its own heads.
-  __device__ void residue(int at, int first) {
+  __device__ void residue(int at) {
     float x[kMine];
-    const unsigned live = scores_of(at, first, x);
+    const unsigned live = scores_of(at, x);
     const float shift = peak == -INFINITY ? 0.f : peak;
     __syncwarp();
 #pragma unroll
@@ -383,7 +354,7 @@ struct Attention {
   // O += V^T P^T over a tile. P of head h starts at s_weights + h * head_bytes.
   __device__ void accumulate(int stage, std::uint32_t s_weights, int head_bytes) {
     const std::uint32_t s_tile = cuda::shared_address(s.rows[stage]);
-#pragma unroll
+#pragma unroll(kColumns >= 4 ? 1 : 2)
     for (int k = 0; k < kTokens / 16; ++k) {
       const std::uint32_t s_rows = s_tile + k * 16 * Rows::kStride;
       constexpr int kAhead = kLoads;
@@ -501,45 +472,44 @@ struct Attention {
   }
 
   // O takes in a tile: rescale, V^T P^T, and once more with the residue of P where some of it is heavy.
-  __device__ void take(int stage, int at, int first) {
+  __device__ void take(int stage, int at) {
     rescale_o();
     const int copy = Rows::kScaled ? warp : 0;
     accumulate(stage, cuda::shared_address(s.weights[group][copy]), 2 * (kTokens + 8));
     unsigned heavy = *reinterpret_cast<const unsigned*>(s.heavy[0]);
     if constexpr (Tile::kGroups == 2) heavy |= *reinterpret_cast<const unsigned*>(s.heavy[1]);
     if (heavy == 0) return;
-    residue(at, first);
+    residue(at);
     __syncthreads();
     accumulate(stage, cuda::shared_address(s.scores[group][copy]), 4 * (kTokens + 4));
     __syncthreads();  // the next tile's scores may be written
   }
 
   __device__ void run(int item, int groups, int cta_group) {
-    const std::int64_t all_tiles = (part.lanes + kTokens - 1) / kTokens;
-    const int begin = static_cast<int>(all_tiles * part.index / part.parts) * kTokens;
-    const int end = min(part.lanes, static_cast<int>(all_tiles * (part.index + 1) / part.parts) * kTokens);
-    const int tiles = (end - begin + kTokens - 1) / kTokens;
-    if constexpr (Tile::kEngine) {
-      if (thread < kStages) cuda::mbarrier_init(cuda::shared_address(&s.landed[thread]), 1);
-      cuda::fence_async();
+    if (thread == 0) {
+      const std::int64_t all = (part.lanes + kTokens - 1) / kTokens;
+      s.begin = static_cast<int>(all * part.index / part.parts) * kTokens;
+      s.end = min(part.lanes, static_cast<int>(all * (part.index + 1) / part.parts) * kTokens);
     }
-    look_up(begin, end, 0);
+    __syncthreads();
+    const int tiles = (s.end - s.begin + kTokens - 1) / kTokens;
+    look_up(0);
     if (thread < Tile::kCtaHeads) {
       const int head = first_head + thread;
       const bool live = head < p.fold * p.heads;
       const HeadPlace at = place_of(p, part.unit, live ? head : 0);
-      s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) : 0;
+      s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) - s.begin : 0;
       s.out_at[thread] = at.token * p.out_token + at.head * p.out_head;
     }
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) {
       if (i < tiles) gather(i * kTokens, i);
-      commit();
+      cuda::cp_async_commit();
     }
     load_q();
     scale_q();
-    wait_landed<kStages - 2>(0, tiles > 0);
+    cuda::cp_async_wait<kStages - 2>();
     __syncthreads();
 
     int stage = 0;
@@ -547,14 +517,14 @@ struct Attention {
     for (int tile = 0; tile < tiles; ++tile) {
       const int free = stage == 0 ? kStages - 1 : stage - 1, next = tile + kStages - 1, at = tile * kTokens;
       score(stage);
-      if (next * kTokens % kLookUp == 0) look_up(begin + next * kTokens, end, next * kTokens / kLookUp);
+      if (next * kTokens % kLookUp == 0) look_up(next * kTokens);
       __syncthreads();  // A
       if (next < tiles) gather(next * kTokens, free);
-      commit();
-      softmax(at, begin + at);
-      wait_landed<kStages - 2>(tile + 1, tile + 1 < tiles);
+      cuda::cp_async_commit();
+      softmax(at);
+      cuda::cp_async_wait<kStages - 2>();
       __syncthreads();  // B
-      take(stage, at, begin + at);
+      take(stage, at);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     __syncthreads();  // the last reads of s.rescale are done

@@ -42,9 +42,9 @@ inline constexpr int kMostParts = 32;                   // of equal length
 inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;  // most partial results in all
 inline constexpr int kMergeParts = 2048;                                // most that the merge kernel takes
 
-// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile takes of
-// the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor, which does not
-// change the choice much.
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
+// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
+// which does not change the choice much.
 struct Clocks {
   double alone, shared, start;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in that config's own library.
+// src/attention/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in that config's own
+// library.
 #pragma once
 #include <type_traits>
 

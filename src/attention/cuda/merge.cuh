@@ -41,11 +41,11 @@ __device__ inline void store4(const CudaParams& p, std::int64_t to, float4 x) {
   }
 }
 
-// Adds up a thread's columns 4t .. 4t + 3 of every head, part by part; 32 loads in flight, of 32 / Parts heads.
+// Adds up a thread's columns 4t .. 4t + 3 of every head, part by part; 16 loads in flight, of 16 / Parts heads.
 template <int Parts>
 __device__ inline void add_parts(const CudaParams& p, const float4* from, std::int64_t part_step, int parts, int heads,
                                  const float* s_weight, const std::int64_t* s_out_at) {
-  constexpr int kHeads = 32 / Parts;
+  constexpr int kHeads = 16 / Parts;
   const int thread = threadIdx.x, share = blockDim.x / 128;
 #pragma unroll 1
   for (int first = thread / 128 * kHeads; first < heads; first += share * kHeads) {
@@ -76,9 +76,9 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
   }
 }
 
-// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA call.
-// Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is where
-// head first + h starts in out.
+// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA
+// call. Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is
+// where head first + h starts in out.
 __device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
                                    int first, int count, float* s_weight, const std::int64_t* s_out_at) {
   const int thread = threadIdx.x, parts = part.parts;

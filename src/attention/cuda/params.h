@@ -3,8 +3,8 @@
 // src/attention/cuda/params.h -- what the attention kernels are told. Plain C++; strides and offsets are 64-bit.
 //
 // A unit is what shares a list of rows: a query token, or all `fold` query tokens of a request. Its heads are the
-// fold * heads pairs (token of the unit, head), token-major. A lane is a place in the list: lane j of a slot list, row j
-// of a request.
+// fold * heads pairs (token of the unit, head), token-major. A lane is a place in the list: lane j of a slot list, row
+// j of a request.
 #pragma once
 #include <cstdint>
 
@@ -32,8 +32,8 @@ struct CudaParams {
   Divider
       page;  // by the page size; none where pages follow each other without a gap: row_bytes alone then places a slot
 
-  // slot list (indices not null): lane j of unit u at (u / unit_tokens) * request + (u % unit_tokens) * token + j * lane,
-  // in elements
+  // slot list (indices not null): lane j of unit u at (u / unit_tokens) * request + (u % unit_tokens) * token + j *
+  // lane, in elements
   const void* indices;
   bool wide_indices;  // i64
   std::int64_t index_request, index_token, index_lane;
@@ -56,8 +56,8 @@ struct CudaParams {
   float* lse;  // or null
   std::int64_t lse_token, lse_head;
 
-  // How a unit's lanes are cut into parts. Equal parts: `parts` of them, whatever the unit's length. Else (parts = 0) each
-  // CTA works out the plan from the lengths: parts as long as spreads all units' tiles over `target` CTAs.
+  // How a unit's lanes are cut into parts. Equal parts: `parts` of them, whatever the unit's length. Else (parts = 0)
+  // each CTA works out the plan from the lengths: parts as long as spreads all units' tiles over `target` CTAs.
   int parts, target;
   bool merge_here;  // the last CTA of a unit to arrive merges; else merge_kernel does
   float* partial;  // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order

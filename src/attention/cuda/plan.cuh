@@ -25,7 +25,8 @@ __device__ inline int warp_sum(int x) {
 }
 
 // Works out the plan from the lengths.
-__device__ __noinline__ void find_uneven_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
+__device__ __noinline__ inline void find_uneven_part(const CudaParams& p, int item, bool by_unit, int tile,
+                                                     PlanSmem& s) {
   const int thread = threadIdx.x, threads = blockDim.x, warp = thread / 32, warps = threads / 32, lane = thread % 32;
   const auto tiles_of = [&](int unit) { return unit < p.units ? (lanes_of_unit(p, unit) + tile - 1) / tile : 0; };
 
@@ -67,8 +68,8 @@ __device__ __noinline__ void find_uneven_part(const CudaParams& p, int item, boo
   }
 }
 
-// Finds item `item` (by_unit: the first item of unit `item`) and leaves it in s.part; past the last item parts is 0. All
-// threads of the CTA call.
+// Finds item `item` (by_unit: the first item of unit `item`) and leaves it in s.part; past the last item parts is 0.
+// All threads of the CTA call.
 __device__ inline void find_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
   if (p.parts == 0) {
     find_uneven_part(p, item, by_unit, tile, s);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/row_source.cuh -- where the main loop's rows come from: a slot list or a block table, seen as lanes.
+// src/attention/cuda/row_source.cuh -- where the main loop's rows come from: a slot list or a block table, seen as
+// lanes.
 #pragma once
 #include "attention/cuda/params.h"
 

@@ -2,8 +2,8 @@
 // Copyright The SieveMLA authors
 // src/attention/cuda/rows.cuh -- cache rows in shared memory, and the MMA fragments of their latent and rope.
 //
-// A warp owns 128 latent dimensions and a quarter of the rope of every row of a tile. It reads them twice: as keys (rows on
-// M, dimensions on K) and as values (dimensions on M, rows on K).
+// A warp owns 128 latent dimensions and a quarter of the rope of every row of a tile. It reads them twice: as keys
+// (rows on M, dimensions on K) and as values (dimensions on M, rows on K).
 #pragma once
 #include <cuda_bf16.h>
 
@@ -80,8 +80,8 @@ struct Bf16Rows {
 
 // e4m3 latent | 4 x f32 scale | bf16 rope.
 //
-// A code becomes a bf16 of value * 2^-120 (cuda/mma/e4m3.cuh). Q carries 2^64 and P 2^48 to keep sums far from the ends of
-// f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to 2^70.
+// A code becomes a bf16 of value * 2^-120 (cuda/mma/e4m3.cuh). Q carries 2^64 and P 2^48 to keep sums far from the ends
+// of f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to 2^70.
 template <int Rope>
 struct Fp8Rows {
   using Map = kv::Fp8Row<Rope>;
@@ -95,7 +95,8 @@ struct Fp8Rows {
   static constexpr float kKeyFactor = 0x1p56f, kWeightFactor = 0x1p48f, kValueFactor = 0x1p72f;
   static_assert(Map::kScaleGroup == kWarpLatent, "a warp's latent has one scale");
 
-  // One 16-byte piece is a step of 16: the thread's four bytes 4c .. 4c + 3 make the positions 2c, 2c + 1, 2c + 8, 2c + 9.
+  // One 16-byte piece is a step of 16: the thread's four bytes 4c .. 4c + 3 make the positions 2c, 2c + 1, 2c + 8, 2c +
+  // 9.
   __device__ static uint2 query(const __nv_bfloat16* step, int c) {
     return __ldg(reinterpret_cast<const uint2*>(step + 4 * c));
   }
@@ -115,7 +116,8 @@ struct Fp8Rows {
     return {cu::e4m3_pair<cu::kBytes01>(raw.r[2 * k]), cu::e4m3_pair<cu::kBytes01>(raw.r[2 * k + 1]),
             cu::e4m3_pair<cu::kBytes23>(raw.r[2 * k]), cu::e4m3_pair<cu::kBytes23>(raw.r[2 * k + 1])};
   }
-  // Transposed as pairs of bytes: a register holds columns 2g and 2g + 1 of two rows, which become fragment rows g, g + 8.
+  // Transposed as pairs of bytes: a register holds columns 2g and 2g + 1 of two rows, which become fragment rows g, g +
+  // 8.
   __device__ static Fragment value(const Raw& raw, int k) {
     return {cu::e4m3_pair<cu::kBytes02>(raw.r[2 * k]), cu::e4m3_pair<cu::kBytes13>(raw.r[2 * k]),
             cu::e4m3_pair<cu::kBytes02>(raw.r[2 * k + 1]), cu::e4m3_pair<cu::kBytes13>(raw.r[2 * k + 1])};

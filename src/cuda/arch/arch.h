@@ -12,7 +12,6 @@ concept CudaArch = requires {
   { T::kSm } -> std::convertible_to<int>;         // compute capability of its machine code, 10 * major + minor
   { T::kSmemBytes } -> std::convertible_to<int>;  // most dynamic shared memory that one CTA may opt in to
   { T::kFp8Mma } -> std::convertible_to<bool>;    // mma.sync takes e4m3 operands
-}
-&&T::kSm >= 80 && T::kSmemBytes % 1024 == 0;
+} && T::kSm >= 80 && T::kSmemBytes % 1024 == 0;
 
 }  // namespace sievemla::cuda

@@ -12,11 +12,10 @@ struct Sm90 : Sm80 {
   static constexpr int kSmemSmBytes = 228 * 1024;
   static constexpr bool kFp8Mma = true;
 
-  template <int Heads, int Groups, int Tokens, int Stages, int Ctas>
-  using Tile = AttentionTile<Heads, Groups, Tokens, Stages, Ctas>;
-  using Fp8Tiles = HeadTiles<Tile<8, 1, 32, 3, 3>, Tile<16, 1, 32, 3, 2>, Tile<32, 1, 32, 3, 2>, Tile<32, 2, 32, 3, 1>>;
-  using Bf16Tiles =
-      HeadTiles<Tile<8, 1, 32, 3, 1>, Tile<16, 1, 32, 3, 1>, Tile<32, 1, 16, 4, 2>, Tile<32, 2, 32, 3, 1>>;
+  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 3>, AttentionTile<16, 1, 32, 3, 2>,
+                             AttentionTile<32, 1, 32, 3, 2>, AttentionTile<32, 2, 32, 3, 1>>;
+  using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
+                              AttentionTile<32, 1, 16, 4, 2>, AttentionTile<32, 2, 32, 3, 1>>;
 };
 static_assert(CudaArch<Sm90>);
 

@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/arch/tile.h -- what a config of the attention kernel has to say. docs/kernels/attention-cuda.md has the reasons.
+// src/cuda/arch/tile.h -- what a config of the attention kernel has to say. docs/kernels/attention-cuda.md has the
+// reasons.
 #pragma once
 
 namespace sievemla::cuda {
 
 // Heads: of a group of four warps (8, 16 or 32). Groups: that share the rows a CTA gathers. Tokens: cache rows a stage.
 // Ctas: wanted on a multiprocessor at a time.
-// How rows come: by cp.async (sm_80 on), or by the copy engine (sm_90, sm_120).
-enum class Gather { threads, engine };
-
-template <int Heads, int Groups, int Tokens, int Stages, int Ctas, Gather How = Gather::threads>
+template <int Heads, int Groups, int Tokens, int Stages, int Ctas>
 struct AttentionTile {
-  static constexpr bool kEngine = How == Gather::engine;
   static constexpr int kHeads = Heads, kGroups = Groups, kTokens = Tokens, kStages = Stages, kCtas = Ctas;
   static constexpr int kCtaHeads = Heads * Groups, kThreads = 128 * Groups;
   static_assert(Heads == 8 || Heads == 16 || Heads == 32,
                 "heads are MMA columns of 8, and a warp's share must be whole");
   static_assert(Groups == 1 || Groups == 2);
-  static_assert(Tokens == 16 || Tokens == 32, "MMA rows of 16; one lane of a warp a row, for the copy engine");
+  static_assert(Tokens == 16 || Tokens == 32, "MMA rows of 16");
   static_assert(Stages >= 3, "one stage is read, one has landed, one is on its way");
 };
 

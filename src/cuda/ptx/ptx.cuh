@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/ptx/ptx.cuh -- one PTX instruction per function. They exist from sm_80 on, where nothing else is said.
+// src/cuda/ptx/ptx.cuh -- one PTX instruction per function. All of them exist from sm_80 on.
 #pragma once
 #include <cstdint>
 
@@ -27,35 +27,11 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// ---- the same by the copy engine (sm_90, sm_120): one thread copies a whole row ---------------------
-
-__device__ inline void mbarrier_init(std::uint32_t s_barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(s_barrier), "r"(arrivals) : "memory");
-}
-// Makes initialised barriers known to the copy engine.
-__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Arrives, and says how many bytes the phase waits for beside the arrivals.
-__device__ inline void mbarrier_expect(std::uint32_t s_barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
-}
-__device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
-  asm volatile(
-      "{\n.reg .pred done;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra "
-      "wait_%=;\n}" ::"r"(s_barrier),
-      "r"(phase)
-      : "memory");
-}
-// `bytes` and both addresses are multiples of 16.
-__device__ inline void bulk_copy(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(s_to),
-               "l"(g_from), "r"(bytes), "r"(s_barrier)
-               : "memory");
-}
-
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Afterwards r[i] holds
-// elements (row l / 4, columns 2 (l % 4) and the next) of matrix i; `_trans`: (rows 2 (l % 4) and the next, column l / 4).
+// elements (row l / 4, columns 2 (l % 4) and the next) of matrix i; `_trans`: (rows 2 (l % 4) and the next, column l /
+// 4).
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t s_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

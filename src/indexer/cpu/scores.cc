@@ -1,140 +1,179 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/indexer/cpu/scores.cc -- index scores on the processor, in f32, plain C++ that the compiler vectorises.
+// src/indexer/cpu/scores.cc -- index scores on the CPU: what is done around the kernel of an instruction set.
 //
-// Keys are unpacked once for all heads and transposed, so that every inner loop runs over keys: a head's dot products
-// are 128 multiply-adds of key vectors, and the sum over heads needs no horizontal add. Each score adds its 128
-// products, then its heads, in ascending order, whatever tile, task or thread it falls in: equal rows give equal bits.
-#include <algorithm>
-#include <cstring>
-#include <limits>
-#include <new>
+// A task is some columns of up to kQueryRows rows: their queries are packed once a worker, and rows that see the same
+// keys share the converted ones. A score adds its products and its heads in one order, whatever task, tile or thread it
+// falls in: equal rows give equal bits.
+#include "indexer/cpu/scores.h"
 
+#include <algorithm>
+#include <limits>
+
+#include "base/scratch.h"
 #include "cpu/threads.h"
 #include "indexer/head.h"
 #include "indexer/keys.h"
-#include "indexer/registry.h"
 
 namespace sievemla::stage::indexer {
 namespace {
 
-constexpr int kKeys = 64;      // per tile: transposed, 32 KB of f32
-constexpr int kColumns = 256;  // per task: enough that unpacking the queries is below 1 % of the work
-constexpr int kRows = 4;       // per task: rows that share the unpacked tiles where they see the same keys
-constexpr int kSteps = 8;      // dimensions per pass over a tile: that many broadcast values stay in registers
+constexpr std::int64_t kColumns = 256;       // that a kernel gets at a time
+constexpr std::int64_t kMostColumns = 2048;  // of a task
+constexpr std::int64_t kTasksPerThread = 4;  // for a single row: enough that none waits long for the last
+static_assert(kColumns % kKeyPad == 0);
 
-struct Tile {
-  float key[kIndexDim][kKeys];
-  float scale[kKeys];
-  bool missing[kKeys];  // its page lies nowhere: the score is -inf
-  std::int64_t request, first;
-  int count;  // keys unpacked so far; the scores of what lies beyond go nowhere
+constexpr float kMissing = -std::numeric_limits<float>::infinity();
 
-  void clear() {
-    std::memset(static_cast<void*>(this), 0, sizeof *this);
-    request = -1;
-  }
+// What is read where a key is not there, or only fills a vector.
+alignas(64) constexpr std::byte kZeros[kIndexDim * sizeof(float)] = {};
 
-  // Makes keys [first, first + count) of `request` present. Reads those alone, and only what is not there yet.
-  void need(const IndexScoreArgs& args, std::int64_t wanted_request, std::int64_t wanted_first, int wanted_count) {
-    if (request != wanted_request || first != wanted_first) {
-      request = wanted_request;
-      first = wanted_first;
-      count = 0;
-    }
-    for (; count < wanted_count; ++count) {
-      const kv::IndexKeyAddress at = key_address(args, request, first + count);
-      missing[count] = at.key == nullptr;
-      if (missing[count]) continue;
-      float values[kIndexDim];
-      kv::load_index_values(key_dtype(args), at.key, values);
-      for (int d = 0; d < kIndexDim; ++d) key[d][count] = values[d];
-      scale[count] = kv::load_index_scale(at);
-    }
-  }
-};
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
-// One worker's part of the workspace: a tile, then kRows queries and their weights.
-struct Scratch {
-  static std::int64_t bytes(std::int64_t heads) {
-    const std::int64_t used =
-        std::int64_t{sizeof(Tile)} + kRows * heads * (kIndexDim + 1) * std::int64_t{sizeof(float)};
-    return (used + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
-  }
-  Scratch(Workspace workspace, int worker, std::int64_t heads) {
-    std::byte* base = static_cast<std::byte*>(workspace.data) + worker * bytes(heads);
-    tile = new (base) Tile;
-    q = reinterpret_cast<float*>(base + sizeof(Tile));
-    weights = q + kRows * heads * kIndexDim;
-  }
-  Tile* tile;
-  float* q;        // [kRows, heads, 128]
-  float* weights;  // [kRows, heads]
-};
-
-// score[i] = scale[i] * sum_h weights[h] * relu(q[h] . key[i]) for a whole tile.
-void score_tile(const Tile& tile, const float* q, const float* weights, std::int64_t heads, float* score) {
-  float sum[kKeys] = {};
-  for (std::int64_t h = 0; h < heads; ++h, q += kIndexDim) {
-    float dot[kKeys] = {};
-    for (int d = 0; d < kIndexDim; d += kSteps) {
-      for (int i = 0; i < kKeys; ++i) {
-        float x = dot[i];
-        for (int s = 0; s < kSteps; ++s) x += q[d + s] * tile.key[d + s][i];
-        dot[i] = x;
-      }
-    }
-    for (int i = 0; i < kKeys; ++i) sum[i] += weights[h] * relu(dot[i]);
-  }
-  for (int i = 0; i < kKeys; ++i)
-    score[i] = tile.missing[i] ? -std::numeric_limits<float>::infinity() : tile.scale[i] * sum[i];
+constexpr Element element_of(DType dtype) {
+  return dtype == DType::u8 ? Element::e4m3 : dtype == DType::bf16 ? Element::bf16 : Element::f32;
 }
 
-// Columns [begin, end) of rows [first, last).
-void score_block(const IndexScoreArgs& args, const Scratch& scratch, std::int64_t first, std::int64_t last,
-                 std::int64_t begin, std::int64_t end) {
-  const std::int64_t heads = args.q.dim(1);
-  scratch.tile->clear();
+struct Worker {
+  std::int64_t* packed;  // the first row whose queries are packed; -1: none
+  const void** heads;    // [heads] of a row
+  float* weights;        // [heads]
+  std::byte* scratch;    // the tier's
+  Worker(base::Scratch&& memory, const Tier& tier, std::int64_t n) : Worker(memory, tier, n) {}
+  Worker(base::Scratch& memory, const Tier& tier, std::int64_t n)
+      : packed(memory.take<std::int64_t>(1)),
+        heads(memory.take<const void*>(n)),
+        weights(memory.take<float>(n)),
+        scratch(memory.take<std::byte>(tier.scratch_bytes(n))) {}
+};
+
+std::int64_t worker_bytes(const Tier& tier, std::int64_t heads) {
+  base::Scratch scratch;
+  Worker(scratch, tier, heads);
+  return round_up(scratch.bytes(), kWorkspaceAlign);
+}
+
+// Addresses and scales of keys [first, first + n) of a request, and zeros up to a multiple of kKeyPad.
+struct Keys {
+  const std::byte* key[kColumns];
+  float scale[kColumns];
+  std::int64_t count;  // a multiple of kKeyPad
+
+  Keys(const IndexScoreArgs& args, std::int64_t request, std::int64_t first, std::int64_t n)
+      : count(round_up(n, kKeyPad)) {
+    for_each_run(
+        args, request, first, n,
+        [&](std::int64_t j, std::int64_t run, kv::IndexKeyAddress at, std::int64_t step, std::int64_t scale_step) {
+          const std::byte** to = key + (j - first);
+          for (std::int64_t i = 0; i < run; ++i) to[i] = at.key ? at.key + i * step : kZeros;
+          for (std::int64_t i = 0; i < run; ++i)
+            scale[j - first + i] = kv::load_index_scale({nullptr, at.scale ? at.scale + i * scale_step : nullptr});
+        });
+    std::fill(key + n, key + count, kZeros);
+    std::fill(scale + n, scale + count, 0.f);
+  }
+};
+
+void load_queries(const Tier& tier, const TierShape& shape, const IndexScoreArgs& args, std::int64_t first,
+                  std::int64_t last, const Worker& worker) {
+  if (*worker.packed == first) return;
+  *worker.packed = first;
   for (std::int64_t t = first; t < last; ++t) {
-    if (keys_of_row(args, t).length <= begin) continue;
-    float* const q = scratch.q + (t - first) * heads * kIndexDim;
-    for (std::int64_t h = 0; h < heads; ++h) {
-      load_query(args.q, t, h, q + h * kIndexDim);
-      scratch.weights[(t - first) * heads + h] = *base::at<float>(args.weights, t, h);
+    if (keys_of_row(args, t).length == 0) continue;
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+      worker.heads[h] = static_cast<const std::byte*>(args.q.data) + base::offset(args.q, t, h) * size_of(args.q.dtype);
+      worker.weights[h] = *base::at<float>(args.weights, t, h);
+    }
+    tier.load_query(shape, worker.scratch, t - first, worker.heads, worker.weights);
+  }
+}
+
+// Columns [begin, begin + columns) of rows [first, last); columns <= kColumns.
+void score_columns(const Tier& tier, const TierShape& shape, const IndexScoreArgs& args, std::int64_t first,
+                   std::int64_t last, std::int64_t begin, std::int64_t columns, const Worker& worker) {
+  RowKeys keys[kQueryRows];
+  std::int64_t seen[kQueryRows], left = 0;
+  for (std::int64_t i = 0; i < last - first; ++i) {
+    keys[i] = keys_of_row(args, first + i);
+    seen[i] = std::clamp<std::int64_t>(keys[i].length - begin, 0, columns);
+    left += seen[i] > 0;
+    if (!args.fill) continue;
+    float* const logits = base::at<float>(args.logits, first + i, begin);
+    std::fill(logits + seen[i], logits + columns, kMissing);
+  }
+  // Rows that see the same keys, together.
+  bool done[kQueryRows] = {};
+  for (std::int64_t next = 0; left > 0; ++next) {
+    if (done[next] || seen[next] == 0) continue;
+    std::int64_t rows[kQueryRows], n = 0, most = 0;
+    for (std::int64_t i = next; i < last - first; ++i) {
+      if (seen[i] == 0 || keys[i].request != keys[next].request || keys[i].first != keys[next].first) continue;
+      rows[n++] = i;
+      most = std::max(most, seen[i]);
+      done[i] = true;
+    }
+    left -= n;
+    const Keys k(args, keys[next].request, keys[next].first + begin, most);
+    float scores[kQueryRows][kColumns], *out[kQueryRows];
+    for (std::int64_t i = 0; i < n; ++i) out[i] = scores[i];
+    tier.score(shape, worker.scratch, k.key, k.scale, k.count, rows, out, n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      float* const logits = base::at<float>(args.logits, first + rows[i], begin);
+      for (std::int64_t c = 0; c < seen[rows[i]]; ++c) logits[c] = k.key[c] == kZeros ? kMissing : scores[i][c];
     }
   }
-  for (std::int64_t c = begin; c < end; c += kKeys) {
-    const std::int64_t columns = std::min<std::int64_t>(end - c, kKeys);
-    for (std::int64_t t = first; t < last; ++t) {
-      const RowKeys row = keys_of_row(args, t);
-      const std::int64_t seen = std::clamp<std::int64_t>(row.length - c, 0, columns);
-      float* const logits = base::at<float>(args.logits, t, c);
-      if (seen > 0) {
-        float score[kKeys];
-        scratch.tile->need(args, row.request, row.first + c, static_cast<int>(seen));
-        score_tile(*scratch.tile, scratch.q + (t - first) * heads * kIndexDim, scratch.weights + (t - first) * heads,
-                   heads, score);
-        std::copy_n(score, seen, logits);
-      }
-      if (args.fill) std::fill(logits + seen, logits + columns, -std::numeric_limits<float>::infinity());
-    }
-  }
+}
+
+// Columns of a task: for few rows fewer, so that every thread gets some.
+std::int64_t task_columns(const Backend& backend, std::int64_t row_blocks, std::int64_t width) {
+  const std::int64_t even = ceil_div(width * row_blocks, kTasksPerThread * backend.threads());
+  return std::clamp(round_up(even, kColumns), kColumns, kMostColumns);
 }
 
 }  // namespace
 
+template <const Tier& kTier>
 std::int64_t index_scores_cpu_bytes(const Backend& backend, const IndexScoreBounds& bounds) {
-  return backend.threads() * Scratch::bytes(bounds.heads);
+  return backend.threads() * worker_bytes(kTier, bounds.heads);
 }
 
+template <const Tier& kTier>
 void index_scores_cpu(const IndexScoreArgs& args, const base::Exec& exec) {
-  const std::int64_t rows = args.q.dim(0), width = args.logits.dim(1);
-  const std::int64_t row_blocks = (rows + kRows - 1) / kRows, column_blocks = (width + kColumns - 1) / kColumns;
-  cpu::parallel_for(exec.backend, row_blocks * column_blocks, [&](std::int64_t task, int worker) {
-    const std::int64_t first = task / column_blocks * kRows, begin = task % column_blocks * kColumns;
-    score_block(args, Scratch(exec.workspace, worker, args.q.dim(1)), first, std::min(rows, first + kRows), begin,
-                std::min(width, begin + kColumns));
+  const std::int64_t rows = args.q.dim(0), heads = args.q.dim(1), width = args.logits.dim(1);
+  const TierShape shape{heads, element_of(args.q.dtype), element_of(key_dtype(args)), relu(kMissing)};
+  const std::int64_t row_blocks = ceil_div(rows, kQueryRows), bytes = worker_bytes(kTier, heads);
+  const std::int64_t columns = task_columns(exec.backend, row_blocks, width), column_blocks = ceil_div(width, columns);
+  const auto worker = [&](int i) {
+    return Worker(base::Scratch(static_cast<std::byte*>(exec.workspace.data) + i * bytes), kTier, heads);
+  };
+  for (int i = 0; i < exec.backend.threads(); ++i) *worker(i).packed = -1;
+  cpu::parallel_for(exec.backend, row_blocks * column_blocks, [&](std::int64_t task, int w) {
+    const std::int64_t first = task / column_blocks * kQueryRows, last = std::min(rows, first + kQueryRows);
+    const std::int64_t begin = task % column_blocks * columns, end = std::min(width, begin + columns);
+    load_queries(kTier, shape, args, first, last, worker(w));
+    for (std::int64_t c = begin; c < end; c += kColumns)
+      score_columns(kTier, shape, args, first, last, c, std::min(kColumns, end - c), worker(w));
   });
 }
+
+base::Lack lacks_f32(const IndexScoreArgs& args) {
+  if (args.q.dtype == DType::f32) return "f32 queries (its operands are bf16)";
+  if (key_dtype(args) == DType::f32) return "f32 keys (its operands are bf16)";
+  return "";
+}
+
+template void index_scores_cpu<kPortable>(const IndexScoreArgs&, const base::Exec&);
+template std::int64_t index_scores_cpu_bytes<kPortable>(const Backend&, const IndexScoreBounds&);
+#if defined(__x86_64__)
+template void index_scores_cpu<kAvx2>(const IndexScoreArgs&, const base::Exec&);
+template void index_scores_cpu<kAvx512>(const IndexScoreArgs&, const base::Exec&);
+template void index_scores_cpu<kAvx512Bf16>(const IndexScoreArgs&, const base::Exec&);
+template void index_scores_cpu<kAmx>(const IndexScoreArgs&, const base::Exec&);
+template std::int64_t index_scores_cpu_bytes<kAvx2>(const Backend&, const IndexScoreBounds&);
+template std::int64_t index_scores_cpu_bytes<kAvx512>(const Backend&, const IndexScoreBounds&);
+template std::int64_t index_scores_cpu_bytes<kAvx512Bf16>(const Backend&, const IndexScoreBounds&);
+template std::int64_t index_scores_cpu_bytes<kAmx>(const Backend&, const IndexScoreBounds&);
+#endif
 
 }  // namespace sievemla::stage::indexer
