@@ -4,6 +4,7 @@
 #include "indexer/registry.h"
 
 #include "cpu/isa/isa.h"
+#include "cuda/device.h"
 #include "indexer/cpu/scores.h"
 
 namespace sievemla::stage::indexer {
@@ -26,16 +27,25 @@ constexpr IndexScoresKernel scores_tier(const char* name) {
 // name, backend, needs, runs_here, lacks, run, workspace_bytes
 
 constexpr WriteIndexKeysKernel kWriteIndexKeys[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"write_index_keys_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, write_index_keys_cuda_lacks, write_index_keys_cuda, nullptr},
+#endif
     {"write_index_keys_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, write_index_keys_cpu, nullptr},
     {"write_index_keys_reference", BackendKind::reference, "", nullptr, nullptr, write_index_keys_reference, nullptr},
 };
 
 constexpr IndexQueriesKernel kIndexQueries[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"index_queries_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, index_queries_cuda_lacks, index_queries_cuda, nullptr},
+#endif
     {"index_queries_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, index_queries_cpu, nullptr},
     {"index_queries_reference", BackendKind::reference, "", nullptr, nullptr, index_queries_reference, nullptr},
 };
 
 constexpr IndexScoresKernel kIndexScores[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"index_scores_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, index_scores_cuda_lacks, index_scores_cuda, nullptr},
+#endif
 #if defined(__x86_64__)
     scores_tier<Isa::amx, kAmx>("index_scores_cpu_amx"),
     scores_tier<Isa::avx512bf16, kAvx512Bf16>("index_scores_cpu_avx512bf16"),

@@ -15,9 +15,9 @@
 namespace sievemla::kv {
 
 // The scale for a group whose largest magnitude is `amax` (> 0, finite).
-inline float group_scale(float amax, ScaleRule rule) {
+constexpr float group_scale(float amax, ScaleRule rule) {
   // The least normal f32 at least: a subnormal would flush to 0 elsewhere.
-  float scale = std::fmax(amax / kE4m3Max, std::numeric_limits<float>::min());
+  float scale = std::max(amax / kE4m3Max, std::numeric_limits<float>::min());
   if (rule == ScaleRule::power_of_two) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(scale);
     scale = std::bit_cast<float>((u + 0x7FFFFFu) & 0x7F800000u);  // up to the next power of two, itself if it is one

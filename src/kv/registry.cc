@@ -3,6 +3,7 @@
 // src/kv/registry.cc -- one row per kernel.
 #include "kv/registry.h"
 
+#include "cuda/device.h"
 #include "kv/cpu/portable.h"
 #include "kv/reference.h"
 
@@ -15,15 +16,32 @@ constexpr base::Kernel<Args> kernel(const char* name, BackendKind backend,
   return {name, backend, "", nullptr, nullptr, run, nullptr};
 }
 
+#if SIEVEMLA_WITH_CUDA
+template <class Args>
+constexpr base::Kernel<Args> on_cuda(const char* name, base::Lack (*lacks)(const Args&),
+                                     void (*run)(const Args&, const base::Exec&)) {
+  return {name, BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, lacks, run, nullptr};
+}
+#endif
+
 constexpr WriteLatentKernel kWriteLatent[] = {
+#if SIEVEMLA_WITH_CUDA
+    on_cuda("write_latent_cuda", write_latent_cuda_lacks, write_latent_cuda),
+#endif
     kernel("write_latent_cpu_portable", BackendKind::cpu, run_cpu_portable<WriteLatentArgs>),
     kernel("write_latent_reference", BackendKind::reference, run_reference<WriteLatentArgs>),
 };
 constexpr GatherLatentKernel kGatherLatent[] = {
+#if SIEVEMLA_WITH_CUDA
+    on_cuda("gather_latent_cuda", gather_latent_cuda_lacks, gather_latent_cuda),
+#endif
     kernel("gather_latent_cpu_portable", BackendKind::cpu, run_cpu_portable<GatherLatentArgs>),
     kernel("gather_latent_reference", BackendKind::reference, run_reference<GatherLatentArgs>),
 };
 constexpr GatherIndexKeysKernel kGatherIndexKeys[] = {
+#if SIEVEMLA_WITH_CUDA
+    on_cuda("gather_index_keys_cuda", gather_index_keys_cuda_lacks, gather_index_keys_cuda),
+#endif
     kernel("gather_index_keys_cpu_portable", BackendKind::cpu, run_cpu_portable<GatherIndexKeysArgs>),
     kernel("gather_index_keys_reference", BackendKind::reference, run_reference<GatherIndexKeysArgs>),
 };

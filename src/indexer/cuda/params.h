@@ -7,6 +7,9 @@
 #pragma once
 #include <cstdint>
 
+#include "kv/cuda/params.h"
+#include "sievemla/indexer.h"
+
 namespace sievemla::stage::indexer {
 
 struct CudaScoreParams {
@@ -33,6 +36,48 @@ struct CudaScoreParams {
   std::int64_t logits_row;
   int width;
   bool fill;
+};
+
+inline constexpr int kHeadWarps = 4;  // of a CTA, a key or a head each
+
+struct CudaRope {
+  RopeStyle style;
+  const void* positions;
+  bool wide;
+  std::int64_t positions_step;
+  const void* cos_sin;
+  bool f32;
+  std::int64_t table_row, table_step, most;
+};
+
+// Strides in elements.
+struct WriteKeysParams {
+  kv::CudaSlots at;
+  kv::CudaCache cache;
+  bool fp8;  // else bf16
+  ScaleRule rule;
+  float floor;
+  std::int64_t tokens;
+  const void *k, *weight, *bias;
+  bool k_f32, weight_f32, bias_f32;
+  std::int64_t k_row, k_step, weight_step, bias_step;
+  float eps;
+  CudaRope rope;
+};
+struct QueryParams {
+  std::int64_t tokens, heads;
+  const void *q, *weights;
+  bool q_f32, weights_f32;
+  std::int64_t q_token, q_head, q_step, weights_token, weights_head;
+  float weight_scale;
+  CudaRope rope;
+  ScaleRule rule;
+  float floor;
+  bool fp8;  // else bf16
+  void* out;
+  std::int64_t out_token, out_head;
+  float* out_weights;
+  std::int64_t out_weights_token, out_weights_head;
 };
 
 }  // namespace sievemla::stage::indexer

@@ -10,6 +10,7 @@
 #pragma once
 #include <type_traits>
 
+#include "indexer/cuda/kernels.h"
 #include "indexer/cuda/keys.cuh"
 #include "indexer/cuda/wgmma.cuh"
 
@@ -18,7 +19,6 @@ namespace sievemla::stage::indexer {
 // ---- many rows --------------------------------------------------------------------------------------
 
 inline constexpr int kStageRows = 8;     // at most; of heads that are padded to a multiple of 8
-inline constexpr int kRowsOfBlock = 64;                 // rows that a CTA lets pass
 
 // The longest of rows [row, end) with this source; by a warp.
 __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int source, int lane) {
@@ -67,7 +67,7 @@ struct Held {
 
   __device__ void run(int first_row, int first_key) {
     using Keys = WarpKeys<typename Tile::Words>;
-    const int end = min(first_row + kRowsOfBlock, p.rows), first = first_key + warp * Keys::kKeys;
+    const int end = min(first_row + kHeldRows, p.rows), first = first_key + warp * Keys::kKeys;
     Keys keys;
     int loaded = 0, loaded_source = 0;  // keys up to here, of this source
 #pragma unroll 1
@@ -109,7 +109,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
                                                                            int key_blocks) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const int block = static_cast<int>(blockIdx.x);
-  Held<Tile>{p, *reinterpret_cast<HeldSmem<Tile>*>(smem)}.run(block / key_blocks * kRowsOfBlock,
+  Held<Tile>{p, *reinterpret_cast<HeldSmem<Tile>*>(smem)}.run(block / key_blocks * kHeldRows,
                                                              block % key_blocks * Tile::kKeys);
 }
 
@@ -135,23 +135,30 @@ struct HeldGroup {
   using Keys = typename Tile::Keys;
   const CudaScoreParams& p;
   HeldGroupSmem<Tile>& s;
+  const StageCopy<Tile::kThreads> copy{p};
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int padded = (p.heads + 7) / 8 * 8, stage_rows = kStageHeads / padded;
+  const int stage_rows = kStageHeads / copy.padded;
 
   __device__ void fetch(int row, int end, int at) {
     auto& stage = s.stage[at];
-    copy_stage<true>(p, row, end, padded, stage.heads, stage.weights, thread, Tile::kThreads);
-    if (thread >= stage_rows || row + thread >= end) return;
+    copy.start(row, end, stage.heads, stage.weights);
+    if (thread >= stage_rows) return;
+    if (row + thread >= end) {
+      stage.length[thread] = 0;
+      return;
+    }
     cuda::cp_async_4(cuda::shared_address(&stage.length[thread]), p.lengths + row + thread, 4);
     if (p.source) cuda::cp_async_4(cuda::shared_address(&stage.source[thread]), p.source + row + thread, 4);
     else stage.source[thread] = p.table ? (row + thread) / p.rows_per_source : 0;
   }
 
   __device__ void run(int first_row, int first_key) {
-    const int end = min(first_row + kRowsOfBlock, p.rows);
+    const int end = min(first_row + kHeldRows, p.rows);
     const int group_first = first_key + warp / 4 * 4 * Keys::kKeys, first = first_key + warp * Keys::kKeys;
     Keys keys;
     int loaded = -1, loaded_source = 0;
+    for (auto& stage : s.stage) clear_stage(stage.heads, stage.weights, thread, Tile::kThreads);
+    __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < Tile::kStages - 1; ++i) {
       if (first_row + i * stage_rows < end) fetch(first_row + i * stage_rows, end, i);
@@ -161,7 +168,7 @@ struct HeldGroup {
 #pragma unroll 1
     for (int row = first_row; row < end; row += stage_rows) {
       cuda::cp_async_wait<Tile::kStages - 2>();
-      cuda::fence_async();
+      fence_async();
       __syncthreads();
       const int ahead = row + (Tile::kStages - 1) * stage_rows;
       if (ahead < end) fetch(ahead, end, at == 0 ? Tile::kStages - 1 : at - 1);
@@ -169,31 +176,29 @@ struct HeldGroup {
       const auto& stage = s.stage[at];
       at = at + 1 == Tile::kStages ? 0 : at + 1;
 
-      const int rows = min(stage_rows, end - row);
+      // Rows that share a source go together: mostly all. A row of no length may name any.
+      const int length = lane < stage_rows ? min(stage.length[lane], p.width) : 0;
+      const int source = stage.source[lane % kStageRows];
+      float* const logits = p.logits + row * p.logits_row + first;
 #pragma unroll 1
-      for (int begin = 0, next; begin < rows; begin = next) {  // rows that share a source
-        int longest = 0, source = 0;
-        for (next = begin; next < rows; ++next) {
-          const int length = stage.length[next];
-          if (length <= 0) continue;
-          if (longest > 0 && stage.source[next] != source) break;
-          source = stage.source[next], longest = max(longest, length);
+      for (unsigned todo = __ballot_sync(~0u, length > 0); todo;) {
+        const int chosen = __shfl_sync(~0u, source, __ffs(static_cast<int>(todo)) - 1);
+        const unsigned mine = __ballot_sync(~0u, length > 0 && source == chosen);
+        const int longest = __reduce_max_sync(~0u, mine >> lane & 1 ? length : 0);
+        todo &= ~mine;
+        if (longest <= group_first) continue;  // the same for a warpgroup
+        if (loaded < longest || loaded_source != chosen) {
+          loaded = longest_of(p, row, end, chosen, lane), loaded_source = chosen;
+          keys.load(p, Keys::locate(p, chosen, first, loaded), chosen, first, lane);
         }
-        longest = min(longest, p.width);
-        if (longest > group_first) {  // the same for a warpgroup
-          if (loaded < longest || loaded_source != source) {
-            loaded = longest_of(p, row + begin, end, source, lane), loaded_source = source;
-            keys.load(p, source, first, loaded, lane);
-          }
-          keys.scores(stage.heads, stage.weights, padded, next, lane, [&](int r, int column, float score) {
-            if (r >= begin && first + column < min(stage.length[r], p.width))
-              p.logits[(row + r) * p.logits_row + first + column] = score;
-          });
-        }
-        if (p.fill)
-          for (int r = begin; r < next; ++r)
-            fill_row(p, row + r, max(first, stage.length[r]), min(first + Keys::kKeys, p.width), lane, 32);
+        keys.scores(copy.padded, stage.heads, stage.weights, lane, [&](int r, int column, float score) {
+          if ((mine >> r & 1) && first + column < min(stage.length[r], p.width))
+            logits[r * p.logits_row + column] = score;
+        });
       }
+      if (p.fill)
+        for (int r = 0; r < stage_rows && row + r < end; ++r)
+          fill_row(p, row + r, max(first, stage.length[r]), min(first + Keys::kKeys, p.width), lane, 32);
     }
   }
 };
@@ -203,14 +208,13 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_group_kernel
     const __grid_constant__ CudaScoreParams p, int key_blocks) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const int block = static_cast<int>(blockIdx.x);
-  HeldGroup<Tile>{p, *reinterpret_cast<HeldGroupSmem<Tile>*>(smem)}.run(block / key_blocks * kRowsOfBlock,
+  HeldGroup<Tile>{p, *reinterpret_cast<HeldGroupSmem<Tile>*>(smem)}.run(block / key_blocks * kHeldRows,
                                                                        block % key_blocks * Tile::kKeys);
 }
 
 // ---- few rows ---------------------------------------------------------------------------------------
 
 // A unit: `fold` rows that share keys. CTAs share the tiles of all units evenly.
-inline constexpr int kFold = 8;
 
 template <int TileKeys>
 struct Units {
@@ -334,7 +338,7 @@ struct PassGroupTile {
   static constexpr int kGroups = Groups, kThreads = 128 * Groups, kCtas = Ctas;
 };
 constexpr int pass_group_stages(int heads, int fold) {
-  const int rows = kStageHeads / ((heads + 7) / 8 * 8);
+  const int rows = kStageHeads / heads_of_stage(heads);
   return (fold + rows - 1) / rows;
 }
 constexpr int pass_group_smem_bytes(int heads, int fold) {
@@ -346,34 +350,47 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_group_kernel
     const __grid_constant__ CudaScoreParams p, int fold) {
   using Keys = typename Tile::Keys;
   extern __shared__ __align__(1024) unsigned char smem[];
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, padded = (p.heads + 7) / 8 * 8;
-  const int stages = pass_group_stages(p.heads, fold), stage_rows = kStageHeads / padded;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int stages = pass_group_stages(p.heads, fold), stage_rows = kStageHeads / heads_of_stage(p.heads);
   float* const weights = reinterpret_cast<float*>(smem + stages * kStageHeads * kDim);
+  for (int i = 0; i < stages; ++i)
+    clear_stage(smem + i * kStageHeads * kDim, weights + i * kStageHeads, thread, Tile::kThreads);
   const Units<4 * Keys::kKeys> units{p, fold};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   units.share(cta, ctas, [&](int unit, int begin, int end) {
     const int longest = units.longest(unit), row = unit * fold, source = source_of(p, row);
+    const auto first_of = [&](int tile) { return (tile * 4 + warp % 4) * Keys::kKeys; };
+    int tile = begin + warp / 4;
+    // Keys are a tile ahead, the pages they lie in two.
+    Keys now, next;
+    auto place = Keys::locate(p, source, first_of(tile), longest);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < stages; ++i)
-      copy_stage<false>(p, row + i * stage_rows, row + fold, padded, smem + i * kStageHeads * kDim,
-                        weights + i * kStageHeads, thread, Tile::kThreads);
+      copy_permuted(p, row + i * stage_rows, row + fold, smem + i * kStageHeads * kDim, weights + i * kStageHeads,
+                    thread, Tile::kThreads);
     cuda::cp_async_commit();
+    now.load(p, place, source, first_of(tile), lane);
+    place = Keys::locate(p, source, first_of(tile + Tile::kGroups), longest);
     cuda::cp_async_wait<0>();
-    cuda::fence_async();
+    fence_async();
     __syncthreads();
 #pragma unroll 1
-    for (int tile = begin + warp / 4; tile < end; tile += Tile::kGroups) {
-      const int first = (tile * 4 + warp % 4) * Keys::kKeys;
-      Keys keys;
-      keys.load(p, source, first, longest, lane);
+    for (; tile < end; tile += Tile::kGroups) {
+      const int first = first_of(tile);
+      if (tile + Tile::kGroups < end) {
+        next.load(p, place, source, first_of(tile + Tile::kGroups), lane);
+        place = Keys::locate(p, source, first_of(tile + 2 * Tile::kGroups), longest);
+      }
 #pragma unroll 1
       for (int i = 0; i < stages; ++i)
-        keys.scores(smem + i * kStageHeads * kDim, weights + i * kStageHeads, padded, fold - i * stage_rows, lane,
-                    [&](int r, int column, float score) {
-                      const int t = row + i * stage_rows + r;
-                      if (first + column < length_of(p, t)) p.logits[t * p.logits_row + first + column] = score;
-                    });
+        now.scores(heads_of_stage(p.heads), smem + i * kStageHeads * kDim, weights + i * kStageHeads, lane,
+                   [&](int r, int column, float score) {
+                     const int t = row + i * stage_rows + r;
+                     if (t < row + fold && first + column < length_of(p, t))
+                       p.logits[t * p.logits_row + first + column] = score;
+                   });
+      now = next;
     }
   });
   if (p.fill) units.fill(cta, ctas);

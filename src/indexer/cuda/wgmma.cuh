@@ -16,6 +16,8 @@ namespace sievemla::stage::indexer {
 
 inline constexpr int kStageHeads = 64;
 
+// Makes what this thread has written to shared memory, copies included, known to wgmma.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Left>
@@ -45,31 +47,65 @@ __device__ inline void wgmma_e4m3(float (&d)[32], std::uint32_t a0, std::uint32_
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
 }
 
-// Starts the copies of heads [from, to) of a stage, `padded` a row from `row` on, and of their weights; zeros where there
-// is no such head, or row `end` is reached.
-template <bool Natural>
-__device__ inline void copy_stage(const CudaScoreParams& p, int row, int end, int padded, unsigned char* heads,
-                                  float* weights, int thread, int threads) {
-  constexpr int kPieces = Natural ? 8 : 32;  // of a head, of 16 or 4 bytes
+// Heads of a row in a stage: 8, 16, 32 or 64, zeros after the last.
+constexpr int heads_of_stage(int heads) { return heads <= 8 ? 8 : heads <= 16 ? 16 : heads <= 32 ? 32 : 64; }
+
+// Where 4-byte word i of a head goes, with permuted steps: word 2 c + h of a step to word 4 h + c.
+__device__ inline std::uint32_t permuted_place(int head, int word) {
+  return static_cast<std::uint32_t>(head * 128 + ((word / 8 * 2 + word % 2) ^ head % 8) * 16 + word % 8 / 2 * 4);
+}
+// Copies rows first .. end - 1, as many as fit, into a stage; rarely, so nothing is kept.
+__device__ inline void copy_permuted(const CudaScoreParams& p, int first, int end, unsigned char* heads, float* weights,
+                                     int thread, int threads) {
+  const int padded = heads_of_stage(p.heads);
 #pragma unroll 1
-  for (int i = thread; i < kStageHeads * kPieces; i += threads) {
-    const int at = i / kPieces, piece = i % kPieces, r = row + at / padded, head = at % padded;
-    const bool there = r < end && head < p.heads && at / padded < kStageHeads / padded;
-    const unsigned char* from = there ? p.q + r * p.q_row + head * p.q_head + piece * (128 / kPieces) : p.q;
-    if constexpr (Natural) {
-      cuda::cp_async_16(cuda::shared_address(heads + at * 128 + (piece ^ at % 8) * 16), from, there ? 16 : 0);
-    } else {
-      // Word 2 c + h of a step goes to word 4 h + c.
-      const int step = piece / 8, c = piece % 8 / 2, to = 2 * step + piece % 2;
-      cuda::cp_async_4(cuda::shared_address(heads + at * 128 + (to ^ at % 8) * 16 + c * 4), from, there ? 4 : 0);
-    }
+  for (int i = thread; i < kStageHeads * 32; i += threads) {
+    const int at = i / 32, head = at & (padded - 1), row = first + at / padded;
+    if (head < p.heads && row < end)
+      cuda::cp_async_4(cuda::shared_address(heads) + permuted_place(at, i % 32),
+                       p.q + row * p.q_row + head * p.q_head + i % 32 * 4, 4);
   }
   for (int at = thread; at < kStageHeads; at += threads) {
-    const int r = row + at / padded, head = at % padded;
-    const bool there = r < end && head < p.heads && at / padded < kStageHeads / padded;
-    cuda::cp_async_4(cuda::shared_address(weights + at), there ? p.weights + r * p.weights_row + head : p.weights,
-                     there ? 4 : 0);
+    const int head = at & (padded - 1), row = first + at / padded;
+    if (head < p.heads && row < end)
+      cuda::cp_async_4(cuda::shared_address(weights + at), p.weights + row * p.weights_row + head, 4);
   }
+}
+
+// The same in the natural order, again and again: what a thread copies is worked out once. What is left out keeps what
+// it held.
+template <int Threads>
+struct StageCopy {
+  static constexpr int kMine = (kStageHeads * 8 + Threads - 1) / Threads;
+  const CudaScoreParams& p;
+  const int padded;
+  int row[kMine];            // of the stage; one that is never reached where the thread has no such piece
+  std::int64_t from[kMine];  // behind the row
+  std::uint32_t to[kMine];
+
+  __device__ StageCopy(const CudaScoreParams& params) : p(params), padded(heads_of_stage(p.heads)) {
+#pragma unroll
+    for (int k = 0; k < kMine; ++k) {
+      const int i = k * Threads + static_cast<int>(threadIdx.x), at = i / 8, piece = i % 8, head = at & (padded - 1);
+      row[k] = at < kStageHeads && head < p.heads ? at / padded : INT32_MAX / 2;
+      from[k] = head * p.q_head + piece * 16;
+      to[k] = static_cast<std::uint32_t>(at * 128 + (piece ^ at % 8) * 16);
+    }
+  }
+  __device__ void start(int first, int end, unsigned char* heads, float* weights) const {
+    const std::uint32_t s_heads = cuda::shared_address(heads);
+#pragma unroll
+    for (int k = 0; k < kMine; ++k)
+      if (row[k] < end - first) cuda::cp_async_16(s_heads + to[k], p.q + (first + row[k]) * p.q_row + from[k], 16);
+    const int at = static_cast<int>(threadIdx.x), head = at & (padded - 1), r = first + at / padded;
+    if (at < kStageHeads && head < p.heads && r < end)
+      cuda::cp_async_4(cuda::shared_address(weights + at), p.weights + r * p.weights_row + head, 4);
+  }
+};
+// Zeros, so that heads which are none add nothing. Before the first copy.
+__device__ inline void clear_stage(unsigned char* heads, float* weights, int thread, int threads) {
+  for (int i = thread; i < kStageHeads * 8; i += threads) reinterpret_cast<uint4*>(heads)[i] = {0u, 0u, 0u, 0u};
+  for (int i = thread; i < kStageHeads; i += threads) weights[i] = 0.f;
 }
 
 // A warp's share of the keys of its warpgroup: 16 of each 64.
@@ -82,35 +118,52 @@ struct GroupKeys {
 
   __device__ static int stored_row(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 
-  // Keys first .. first + kKeys - 1 of a source; those from `end` on need not exist. What is missing is read as some
-  // other key.
-  __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
+  // Where the keys first .. first + kKeys - 1 of a source lie; those from `end` on need not exist.
+  struct Place {
+    int page[kTiles];  // physical, -1: nowhere
+  };
+  __device__ static Place locate(const CudaScoreParams& p, int source, int first, int end) {
+    Place place;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {  // a page is a multiple of 16 keys, so a tile lies in one
+      const int at = first + 16 * t, page = p.page_shift >= 0 ? at >> p.page_shift : at / p.page_size;
+      place.page[t] = -1;
+      if (p.table && source >= 0 && source < p.requests && at < end && page < p.table_pages)
+        place.page[t] = __ldg(p.table + source * p.table_row + page);
+    }
+    return place;
+  }
+  // What is missing is read as some other key.
+  __device__ void load(const CudaScoreParams& p, const Place& place, int source, int first, int lane) {
     missing = 0;
+    const int g = lane / 4, mine = stored_row(lane);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const int at = first + 16 * t, g = lane / 4, mine = stored_row(lane);
-      if (p.table) {  // a page is a multiple of 16 keys, so a tile lies in one
-        const int page = p.page_shift >= 0 ? at >> p.page_shift : at / p.page_size, inside = at - page * p.page_size;
-        int physical = -1;
-        if (source >= 0 && source < p.requests && at < end && page < p.table_pages)
-          physical = __ldg(p.table + source * p.table_row + page);
-        if (physical < 0 || physical >= p.pages) missing |= 1u << t, physical = 0;
-        const unsigned char* base = p.keys + physical * p.page_bytes;
-        load_row(word[t][0], base + (inside + g) * 128, lane);
-        load_row(word[t][1], base + (inside + g + 8) * 128, lane);
-        scale[t] = 0.5f * __ldg(reinterpret_cast<const float*>(base + static_cast<std::int64_t>(p.page_size) * 128) + inside + mine);
+      const int at = first + 16 * t;
+      const unsigned char *low, *high;
+      const float* scales;
+      if (p.table) {
+        const int inside = p.page_shift >= 0 ? at & (p.page_size - 1) : at % p.page_size;
+        int page = place.page[t];
+        if (page < 0 || page >= p.pages) missing |= 1u << t, page = 0;
+        const unsigned char* base = p.keys + page * p.page_bytes;
+        low = base + (inside + g) * 128, high = low + 8 * 128;
+        scales = reinterpret_cast<const float*>(base + static_cast<std::int64_t>(p.page_size) * 128) + inside + mine;
       } else {
-        load_row(word[t][0], p.keys + contiguous(p, source, at + g) * p.page_bytes, lane);
-        load_row(word[t][1], p.keys + contiguous(p, source, at + g + 8) * p.page_bytes, lane);
-        scale[t] = 0.5f * __ldg(p.scales + contiguous(p, source, at + mine));
+        low = p.keys + contiguous(p, source, at + g) * p.page_bytes;
+        high = p.keys + contiguous(p, source, at + g + 8) * p.page_bytes;
+        scales = p.scales + contiguous(p, source, at + mine);
       }
+      load_row(word[t][0], low, lane);
+      load_row(word[t][1], high, lane);
+      scale[t] = __ldg(scales);
     }
   }
 
-  // Scores of a stage's rows; store(row of the stage, column of the warp, score), by half of the lanes. The whole
-  // warpgroup calls.
-  template <class Store>
-  __device__ void scores(const unsigned char* heads, const float* weights, int padded, int rows, int lane, Store&& store) {
+  // Scores of a stage's rows of 8 * Groups heads; store(row of the stage, column of the warp, score), by half of the
+  // lanes. The whole warpgroup calls.
+  template <int Groups, class Store>
+  __device__ void scores(const unsigned char* heads, const float* weights, int lane, Store&& store) const {
     float dot[kTiles > 1 ? 2 : 1][32];
     const std::uint64_t b = wgmma_operand(heads);
     start(dot[0], 0, b);
@@ -122,12 +175,20 @@ struct GroupKeys {
       } else {
         wgmma_wait<0>();
       }
-      finish(dot[t % 2], t, weights, padded, rows, lane, store);
+      finish<Groups>(dot[t % 2], t, weights, lane, store);
     }
+  }
+  // The same for heads_of_stage(heads) heads a row.
+  template <class Store>
+  __device__ void scores(int padded, const unsigned char* heads, const float* weights, int lane, Store&& store) const {
+    if (padded == 64) scores<8>(heads, weights, lane, store);
+    else if (padded == 32) scores<4>(heads, weights, lane, store);
+    else if (padded == 16) scores<2>(heads, weights, lane, store);
+    else scores<1>(heads, weights, lane, store);
   }
 
  private:
-  __device__ void start(float (&d)[32], int t, std::uint64_t b) {
+  __device__ void start(float (&d)[32], int t, std::uint64_t b) const {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
@@ -135,27 +196,32 @@ struct GroupKeys {
                  b + static_cast<std::uint64_t>(2 * step), step > 0);
     wgmma_commit();
   }
-  template <class Store>
-  __device__ void finish(const float (&d)[32], int t, const float* weights, int padded, int rows, int lane, Store&& store) {
+  template <int Groups, class Store>
+  __device__ void finish(const float (&d)[32], int t, const float* weights, int lane, Store&& store) const {
     const int c = lane % 4;
-    float low = 0.f, high = 0.f;
-    int left = padded / 8, row = 0;
+    const bool upper = c & 2;
+    const float scaled = 0.5f * scale[t];  // 2 relu(x) = x + |x|
+    float sum[8 / Groups];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 w = *reinterpret_cast<const float2*>(weights + n * 8 + 2 * c);
-      low = fmaf(w.x, d[4 * n] + fabsf(d[4 * n]), low);
-      high = fmaf(w.x, d[4 * n + 2] + fabsf(d[4 * n + 2]), high);
-      low = fmaf(w.y, d[4 * n + 1] + fabsf(d[4 * n + 1]), low);
-      high = fmaf(w.y, d[4 * n + 3] + fabsf(d[4 * n + 3]), high);
-      if (--left > 0) continue;
+    for (int row = 0; row < 8 / Groups; ++row) {
+      float low = 0.f, high = 0.f;
+#pragma unroll
+      for (int n = row * Groups; n < (row + 1) * Groups; ++n) {
+        const float2 w = *reinterpret_cast<const float2*>(weights + n * 8 + 2 * c);
+        low = fmaf(w.x, d[4 * n] + fabsf(d[4 * n]), low);
+        high = fmaf(w.x, d[4 * n + 2] + fabsf(d[4 * n + 2]), high);
+        low = fmaf(w.y, d[4 * n + 1] + fabsf(d[4 * n + 1]), low);
+        high = fmaf(w.y, d[4 * n + 3] + fabsf(d[4 * n + 3]), high);
+      }
       // The four lanes of a row add up.
-      const bool upper = c & 2;
-      float sum = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      if (row < rows && c % 2 == 0)
-        store(row, 16 * t + stored_row(lane), missing >> t & 1 ? -INFINITY : scale[t] * sum);
-      low = high = 0.f, left = padded / 8, ++row;
+      sum[row] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
     }
+#pragma unroll
+    for (int row = 0; row < 8 / Groups; ++row) sum[row] += __shfl_xor_sync(~0u, sum[row], 1);
+    if (c % 2) return;
+#pragma unroll
+    for (int row = 0; row < 8 / Groups; ++row)
+      store(row, 16 * t + stored_row(lane), missing >> t & 1 ? -INFINITY : scaled * sum[row]);
   }
   __device__ static void load_row(std::uint32_t (&w)[8], const unsigned char* key, int lane) {
     const int c = lane % 4;

@@ -46,4 +46,14 @@ struct CudaParams {
   ListEntry* lists;   // [rows][parts][entries of a list]
 };
 
+struct PoolParams {
+  const int* pools;  // [rows, n]
+  std::int64_t pools_row;
+  int n;
+  const int* lengths;  // [rows]
+  int kpool;
+  int* positions;  // [rows, width]
+  std::int64_t positions_row, width;
+};
+
 }  // namespace sievemla::stage::topk

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/kv/cuda/device.cuh -- small things on the device that writers share: slots, real tensors, one scaled group.
+#pragma once
+#include <cstdint>
+
+#include "base/number.h"
+#include "kv/cuda/params.h"
+#include "kv/quantise.h"
+
+namespace sievemla::kv {
+
+__device__ inline std::int64_t slot_at(const CudaSlots& s, std::int64_t i) {
+  return s.wide ? static_cast<const std::int64_t*>(s.slots)[i * s.step] : static_cast<const int*>(s.slots)[i * s.step];
+}
+
+// Where a page's slot starts: its page, and its number there.
+struct SlotPlace {
+  unsigned char* page;
+  int offset;
+  __device__ SlotPlace(const CudaCache& cache, std::int64_t slot)
+      : page(cache.pages + slot / cache.page_size * cache.page_bytes),
+        offset(static_cast<int>(slot % cache.page_size)) {}
+};
+
+__device__ inline float load_real(const void* data, bool f32, std::int64_t i) {
+  return f32 ? static_cast<const float*>(data)[i] : base::to_f32(static_cast<const bf16*>(data)[i]);
+}
+
+// The scale of the group of which this lane has some values; as quantise_group. By a warp.
+template <int N>
+__device__ inline float scale_of_group(const float (&x)[N], ScaleRule rule, float floor) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7FFFFFFFu);
+  largest = __reduce_max_sync(~0u, largest);
+  if (largest >= 0x7F800000u) return __uint_as_float(0x7FC00000u);
+  const float amax = fmaxf(__uint_as_float(largest), floor);
+  return amax > 0.f ? group_scale(amax, rule) : 1.f;
+}
+// A code of a group: 0 where its scale is NaN.
+__device__ inline std::uint8_t code_of(float x, float scale) {
+  return scale == scale ? to_e4m3(static_cast<double>(x) / static_cast<double>(scale)) : std::uint8_t{0};
+}
+
+}  // namespace sievemla::kv
