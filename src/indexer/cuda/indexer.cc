@@ -16,15 +16,20 @@ namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 30;
 
-// A base and all strides but the last are multiples of 16 bytes.
-base::Lack misplaced(const TensorView& view, const char* name) {
+// A base and the first strides, all but the last if nothing is said, are multiples of 16 bytes.
+base::Lack misplaced(const TensorView& view, const char* name, int strides = TensorView::kMaxRank) {
   if (view.elements() == 0) return "";
   if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
     return base::Lack(name) + " must start at a multiple of 16 bytes";
-  for (int i = 0; i + 1 < view.rank; ++i)
+  for (int i = 0; i + 1 < view.rank && i < strides; ++i)
     if (view.dim(i) > 1 && view.step(i) * size_of(view.dtype) % 16 != 0)
       return base::Lack(name) + " must have strides that are multiples of 16 bytes";
   return "";
+}
+
+// The rows of an fp8 page are not what its shape says.
+base::Lack misplaced(const IndexCache& cache) {
+  return misplaced(cache.pages, "the cache", cache.format == IndexFormat::fp8 ? 1 : TensorView::kMaxRank);
 }
 
 base::Lack spread(const TensorView& view, const char* name) {
@@ -115,7 +120,7 @@ base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args) {
   if (cache.page_size() > kMost || cache.pages.dim(0) > kMost) return "pages and their size must be at most 2^30";
   if (cache.pages.dim(0) == 0 || args.paged.block_table.elements() == 0) return "the cache must have a page";
   return first_of({misplaced(args.q, "q"), spread(args.weights, "weights"), spread(args.lengths, "lengths"),
-                   misplaced(cache.pages, "the cache"), spread(args.paged.block_table, "the block table"),
+                   misplaced(cache), spread(args.paged.block_table, "the block table"),
                    spread(args.paged.row_request, "row_request")});
 }
 
@@ -143,7 +148,7 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
 base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
   if (args.cache.format == IndexFormat::f32) return "the cache must be fp8 or bf16";
   if (args.cache.page_size() > kMost) return "a page must hold at most 2^30 keys";
-  return misplaced(args.cache.pages, "the cache");
+  return misplaced(args.cache);
 }
 
 void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exec) {
