@@ -65,11 +65,10 @@ struct PassVariant {
   const char* name;
   const void* kernel;
   int threads, ctas;
-  int (*smem_bytes)(int heads, int fold);
 };
 template <class Arch, class Tile>
 PassVariant pass(const char* name) {
-  return {name, reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas, pass_smem_bytes};
+  return {name, reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas};
 }
 template <class Tile>
 HeldVariant held_group(const char* name) {
@@ -77,13 +76,13 @@ HeldVariant held_group(const char* name) {
 }
 template <class Tile>
 PassVariant pass_group(const char* name) {
-  return {name, reinterpret_cast<const void*>(&pass_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kCtas, pass_group_smem_bytes<Tile>};
+  return {name, reinterpret_cast<const void*>(&pass_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kCtas};
 }
-const HeldVariant kHeld[] = {held_group<HeldGroupTile<3, 4, 1, 3>>("wgmma 3 x 4 x 1"), held_group<HeldGroupTile<2, 2, 2, 3>>("wgmma 2 x 2 x 2"),
-                             held_group<HeldGroupTile<4, 2, 1, 3>>("wgmma 4 x 2 x 1"), held_group<HeldGroupTile<2, 4, 1, 3>>("wgmma 2 x 4 x 1"),
-                             held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"), held<F16, HeldTile<F16, 4, 2, 4>>("f16 4 x 2")};
-const PassVariant kPass[] = {pass_group<PassGroupTile<2, 4, 2>>("wgmma 2 x 4 x 2"), pass_group<PassGroupTile<1, 4, 4>>("wgmma 1 x 4 x 4"), pass_group<PassGroupTile<1, 3, 6>>("wgmma 1 x 3 x 6"),
-                             pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 2>>("f16 4 x 2")};
+const HeldVariant kHeld[] = {held_group<HeldGroupTile<4, 2, 1, 4>>("wgmma 4 x 2 x 1"), held_group<HeldGroupTile<2, 2, 2, 4>>("wgmma 2 x 2 x 2"),
+                             held_group<HeldGroupTile<3, 4, 1, 4>>("wgmma 3 x 4 x 1"), held_group<HeldGroupTile<1, 4, 3, 4>>("wgmma 1 x 4 x 3"),
+                             held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"), held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
+const PassVariant kPass[] = {pass_group<PassGroupTile<1, 2, 3>>("wgmma 1 x 2 x 3"), pass_group<PassGroupTile<1, 1, 4>>("wgmma 1 x 1 x 4"), pass_group<PassGroupTile<2, 1, 2>>("wgmma 2 x 1 x 2"),
+                             pass_group<PassGroupTile<1, 4, 2>>("wgmma 1 x 4 x 2"), pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
 const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int multiprocessors = 132;
@@ -95,7 +94,7 @@ void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
   void* args[] = {&p, &fold};
-  const int smem = v.smem_bytes(p.heads, fold);
+  const int smem = of_math(v.name, 0) ? pass_group_smem_bytes(p.heads, fold) : pass_smem_bytes(p.heads, fold);
   GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(v.ctas * multiprocessors)), dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
 }
 
@@ -435,7 +434,7 @@ int bench() {
 int main(int argc, char** argv) {
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0);
   for (const auto& v : kHeld) GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
-  for (const auto& v : kPass) GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem_bytes(64, 8)));
+  for (const auto& v : kPass) GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 64 * 132));
   const std::string what = argc > 1 ? argv[1] : "test";
   return what == "bench" ? bench() : test();
 }

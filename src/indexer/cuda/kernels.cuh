@@ -13,14 +13,12 @@ ConfigKernels make_kernels() {
   ConfigKernels kernels{};
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
-    using Held = HeldGroupTile<3, 4, 1, 3>;
-    using Pass = PassGroupTile<2, 4, 2>;
+    using Held = HeldGroupTile<3, 4, 1, 4>;
+    using Pass = PassGroupTile<1, 1, 4>;
     kernels.held = {reinterpret_cast<const void*>(&held_group_kernel<Arch, Held>), Held::kThreads,
                     static_cast<int>(sizeof(HeldGroupSmem<Held>)), Held::kKeys};
     kernels.pass = {reinterpret_cast<const void*>(&pass_group_kernel<Arch, Pass>), Pass::kThreads, Pass::kCtas,
-                    pass_group_smem_bytes<Pass>};
-    static_assert(pass_group_smem_bytes<Pass>(kMostHeads, kMostFold) <= Arch::kSmemBytes);
-    static_assert(sizeof(HeldGroupSmem<Held>) <= Arch::kSmemBytes);
+                    pass_group_smem_bytes};
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
     using Pass = PassTile<Arch, 4, 2>;
@@ -30,7 +28,7 @@ ConfigKernels make_kernels() {
     kernels.pass = {reinterpret_cast<const void*>(&pass_kernel<Arch, Pass>), Pass::kThreads, Pass::kCtas,
                     pass_smem_bytes};
   }
-  static_assert(pass_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
+  static_assert(pass_group_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
   kernels.write_keys = reinterpret_cast<const void*>(&write_keys_kernel<Arch>);
   kernels.queries = reinterpret_cast<const void*>(&queries_kernel<Arch>);
   return kernels;

@@ -116,19 +116,17 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
 // The same by warpgroups.
 template <int Groups, int KeyTiles, int Ctas, int Stages>
 struct HeldGroupTile {
-  using Keys = GroupKeys<KeyTiles>;
+  using Keys = GroupKeys<KeyTiles, true>;
   static constexpr int kThreads = 128 * Groups, kCtas = Ctas, kStages = Stages;
   static constexpr int kKeys = 4 * Groups * Keys::kKeys;  // of a CTA
 };
 
-inline constexpr int kStageBlocks = 4;  // of 64 heads, between two barriers
-
 template <class Tile>
 struct HeldGroupSmem {
   struct Stage {
-    alignas(1024) unsigned char heads[kStageBlocks][kStageHeads * kDim];
-    float weights[kStageBlocks][kStageHeads];
-    int length[32], source[32];  // of its rows
+    alignas(1024) unsigned char heads[kStageHeads * kDim];
+    float weights[kStageHeads];
+    int length[kStageRows], source[kStageRows];
   } stage[Tile::kStages];
 };
 
@@ -139,13 +137,11 @@ struct HeldGroup {
   HeldGroupSmem<Tile>& s;
   const StageCopy<Tile::kThreads> copy{p};
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int block_rows = kStageHeads / copy.padded, stage_rows = kStageBlocks * block_rows;  // at most 32
+  const int stage_rows = kStageHeads / copy.padded;
 
   __device__ void fetch(int row, int end, int at) {
     auto& stage = s.stage[at];
-#pragma unroll 1
-    for (int block = 0; block < kStageBlocks; ++block)
-      copy.start(row + block * block_rows, end, stage.heads[block], stage.weights[block]);
+    copy.start(row, end, stage.heads, stage.weights);
     if (thread >= stage_rows) return;
     if (row + thread >= end) {
       stage.length[thread] = 0;
@@ -161,10 +157,7 @@ struct HeldGroup {
     const int group_first = first_key + warp / 4 * 4 * Keys::kKeys, first = first_key + warp * Keys::kKeys;
     Keys keys;
     int loaded = -1, loaded_source = 0;
-    if (copy.padded != p.heads)
-      for (auto& stage : s.stage)
-        for (int block = 0; block < kStageBlocks; ++block)
-          clear_stage(stage.heads[block], stage.weights[block], thread, Tile::kThreads);
+    for (auto& stage : s.stage) clear_stage(stage.heads, stage.weights, thread, Tile::kThreads);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < Tile::kStages - 1; ++i) {
@@ -184,7 +177,9 @@ struct HeldGroup {
       at = at + 1 == Tile::kStages ? 0 : at + 1;
 
       // Rows that share a source go together: mostly all. A row of no length may name any.
-      const int length = lane < stage_rows ? min(stage.length[lane], p.width) : 0, source = stage.source[lane];
+      const int length = lane < stage_rows ? min(stage.length[lane], p.width) : 0;
+      const int source = stage.source[lane % kStageRows];
+      float* const logits = p.logits + row * p.logits_row + first;
 #pragma unroll 1
       for (unsigned todo = __ballot_sync(~0u, length > 0); todo;) {
         const int chosen = __shfl_sync(~0u, source, __ffs(static_cast<int>(todo)) - 1);
@@ -196,17 +191,10 @@ struct HeldGroup {
           loaded = longest_of(p, row, end, chosen, lane), loaded_source = chosen;
           keys.load(p, Keys::locate(p, chosen, first, loaded), chosen, first, lane);
         }
-#pragma unroll 1
-        for (int block = 0; block < kStageBlocks; ++block) {
-          const int begin = block * block_rows;
-          const unsigned here = mine >> begin & ((1u << block_rows) - 1);
-          if (!here) continue;
-          float* const logits = p.logits + (row + begin) * p.logits_row + first;
-          keys.scores(copy.padded, stage.heads[block], stage.weights[block], lane, [&](int r, int column, float score) {
-            if ((here >> r & 1) && first + column < min(stage.length[begin + r], p.width))
-              logits[r * p.logits_row + column] = score;
-          });
-        }
+        keys.scores(copy.padded, stage.heads, stage.weights, lane, [&](int r, int column, float score) {
+          if ((mine >> r & 1) && first + column < min(stage.length[r], p.width))
+            logits[r * p.logits_row + column] = score;
+        });
       }
       if (p.fill)
         for (int r = 0; r < stage_rows && row + r < end; ++r)
@@ -343,158 +331,67 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   if (p.fill) units.fill(cta, ctas);
 }
 
-// The same by warpgroups, whose keys are on their way through shared memory: 64 a tile, Depth tiles of each group.
-template <int Groups, int Depth, int Ctas>
+// The same by warpgroups.
+template <int Groups, int KeyTiles, int Ctas>
 struct PassGroupTile {
-  static constexpr int kGroups = Groups, kDepth = Depth, kThreads = 128 * Groups, kCtas = Ctas, kKeys = 64;
-  static_assert(Depth >= 3, "one is read, one has landed, one is on its way");
+  using Keys = GroupKeys<KeyTiles, false>;
+  static constexpr int kGroups = Groups, kThreads = 128 * Groups, kCtas = Ctas;
 };
-struct KeyStage {
-  alignas(1024) unsigned char keys[64 * kDim];  // as heads of a stage
-  float scale[64];
-  int page[4];  // of 16 keys each: -1 nowhere
-  int pad[188];
-};
-static_assert(sizeof(KeyStage) == 9216, "stages keep the alignment of their keys");
-
 constexpr int pass_group_stages(int heads, int fold) {
   const int rows = kStageHeads / heads_of_stage(heads);
   return (fold + rows - 1) / rows;
 }
-template <class Tile>
 constexpr int pass_group_smem_bytes(int heads, int fold) {
-  return Tile::kGroups * Tile::kDepth * static_cast<int>(sizeof(KeyStage)) +
-         pass_group_stages(heads, fold) * kStageHeads * (kDim + 4);
+  return pass_group_stages(heads, fold) * kStageHeads * (kDim + 4);
 }
-
-template <class Tile>
-struct PassGroup {
-  const CudaScoreParams& p;
-  KeyStage* const ring;  // of this warpgroup
-  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32, group = threadIdx.x / 128;
-
-  // Starts the copy of 64 keys: each thread 16 bytes of keys thread / 8 + 16 i.
-  __device__ void fetch(int source, int first, int end, KeyStage& stage) const {
-    const int g = thread / 8, piece = thread % 8;
-    const std::uint32_t to = cuda::shared_address(stage.keys) + g * kDim + (piece ^ g % 8) * 16;
-    int page_of_scale = 0;
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {  // a page is a multiple of 16 keys
-      const int at = first + 16 * t;
-      const unsigned char* from;
-      if (p.table) {
-        const int page = p.page_shift >= 0 ? at >> p.page_shift : at / p.page_size, inside = at - page * p.page_size;
-        int physical = -1;
-        if (source >= 0 && source < p.requests && at < end && page < p.table_pages)
-          physical = __ldg(p.table + source * p.table_row + page);
-        if (physical >= p.pages) physical = -1;
-        if (thread == t) stage.page[t] = physical;
-        physical = max(physical, 0);  // what is missing is read as some other key
-        if (t == thread / 16) page_of_scale = physical;
-        from = p.keys + physical * p.page_bytes + (inside + g) * kDim;
-      } else {
-        if (thread == t) stage.page[t] = 0;
-        from = p.keys + contiguous(source, at + g) * p.page_bytes;
-      }
-      cuda::cp_async_16(to + t * 16 * kDim, from + piece * 16, 16);
-    }
-    if (thread >= 64) return;
-    const int at = first + thread;
-    const float* scale;
-    if (p.table) {
-      const int inside = p.page_shift >= 0 ? at & (p.page_size - 1) : at % p.page_size;
-      scale = reinterpret_cast<const float*>(p.keys + page_of_scale * p.page_bytes +
-                                             static_cast<std::int64_t>(p.page_size) * kDim) + inside;
-    } else {
-      scale = p.scales + contiguous(source, at);
-    }
-    cuda::cp_async_4(cuda::shared_address(&stage.scale[thread]), scale, 4);
-  }
-  __device__ std::int64_t contiguous(int source, std::int64_t key) const {
-    return min(max(source + key, std::int64_t{0}), p.n - 1);
-  }
-
-  // Scores of the tile at `first` in `ring[slot]` for the rows of a stage of heads.
-  template <int Groups>
-  __device__ void scores(const KeyStage& stage, const unsigned char* heads, const float* weights, int row, int rows,
-                         int first) const {
-    float dot[32];
-    const std::uint64_t a = wgmma_operand(stage.keys), b = wgmma_operand(heads);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step)
-      wgmma_e4m3(dot, a + static_cast<std::uint64_t>(2 * step), b + static_cast<std::uint64_t>(2 * step), step > 0);
-    wgmma_commit();
-    const int mine = warp * 16 + stored_row(lane);
-    const float scale = stage.scale[mine];
-    const bool missing = stage.page[warp] < 0;
-    wgmma_wait<0>();
-    sum_heads<Groups>(dot, weights, lane, scale, [&](int r, float score) {
-      const int t = row + r;
-      if (r < rows && first + mine < length_of(p, t))
-        p.logits[t * p.logits_row + first + mine] = missing ? -INFINITY : score;
-    });
-  }
-
-  // Tiles [begin, end) of a unit: this warpgroup takes every kGroups-th. Its heads are on their way.
-  __device__ void run(int row, int fold, int begin, int end, int longest, const unsigned char* heads,
-                      const float* weights, int stages) const {
-    const int source = source_of(p, row), padded = heads_of_stage(p.heads), stage_rows = kStageHeads / padded;
-    const auto start = [&](int i) {  // the i-th tile of this warpgroup
-      const int tile = begin + group + i * Tile::kGroups;
-      if (tile < end) fetch(source, tile * 64, longest, ring[i % Tile::kDepth]);
-      cuda::cp_async_commit();
-    };
-#pragma unroll 1
-    for (int i = 0; i < Tile::kDepth - 1; ++i) start(i);
-    cuda::cp_async_wait<Tile::kDepth - 1>();  // the heads
-    fence_async();
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; begin + group + i * Tile::kGroups < end; ++i) {
-      cuda::cp_async_wait<Tile::kDepth - 2>();
-      fence_async();
-      asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
-      start(i + Tile::kDepth - 1);
-      const KeyStage& stage = ring[i % Tile::kDepth];
-      const int first = (begin + group + i * Tile::kGroups) * 64;
-#pragma unroll 1
-      for (int k = 0; k < stages; ++k) {
-        const unsigned char* h = heads + k * kStageHeads * kDim;
-        const float* w = weights + k * kStageHeads;
-        const int r = row + k * stage_rows, rows = fold - k * stage_rows;
-        if (padded == 64) scores<8>(stage, h, w, r, rows, first);
-        else if (padded == 32) scores<4>(stage, h, w, r, rows, first);
-        else if (padded == 16) scores<2>(stage, h, w, r, rows, first);
-        else scores<1>(stage, h, w, r, rows, first);
-      }
-    }
-  }
-};
 
 template <class Arch, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_group_kernel(
     const __grid_constant__ CudaScoreParams p, int fold) {
+  using Keys = typename Tile::Keys;
   extern __shared__ __align__(1024) unsigned char smem[];
-  auto* const ring = reinterpret_cast<KeyStage*>(smem);
-  unsigned char* const heads = smem + Tile::kGroups * Tile::kDepth * sizeof(KeyStage);
-  const int thread = threadIdx.x, stages = pass_group_stages(p.heads, fold);
-  const int stage_rows = kStageHeads / heads_of_stage(p.heads);
-  float* const weights = reinterpret_cast<float*>(heads + stages * kStageHeads * kDim);
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int stages = pass_group_stages(p.heads, fold), stage_rows = kStageHeads / heads_of_stage(p.heads);
+  float* const weights = reinterpret_cast<float*>(smem + stages * kStageHeads * kDim);
   for (int i = 0; i < stages; ++i)
-    clear_stage(heads + i * kStageHeads * kDim, weights + i * kStageHeads, thread, Tile::kThreads);
-  const PassGroup<Tile> pass{p, ring + thread / 128 * Tile::kDepth};
-  const Units<64> units{p, fold};
+    clear_stage(smem + i * kStageHeads * kDim, weights + i * kStageHeads, thread, Tile::kThreads);
+  const Units<4 * Keys::kKeys> units{p, fold};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   units.share(cta, ctas, [&](int unit, int begin, int end) {
-    const int row = unit * fold;
+    const int longest = units.longest(unit), row = unit * fold, source = source_of(p, row);
+    const auto first_of = [&](int tile) { return (tile * 4 + warp % 4) * Keys::kKeys; };
+    int tile = begin + warp / 4;
+    // Keys are a tile ahead, the pages they lie in two.
+    Keys now, next;
+    auto place = Keys::locate(p, source, first_of(tile), longest);
     __syncthreads();
-    const StageCopy<Tile::kThreads> copy(p);
 #pragma unroll 1
     for (int i = 0; i < stages; ++i)
-      copy.start(row + i * stage_rows, row + fold, heads + i * kStageHeads * kDim, weights + i * kStageHeads);
+      copy_permuted(p, row + i * stage_rows, row + fold, smem + i * kStageHeads * kDim, weights + i * kStageHeads,
+                    thread, Tile::kThreads);
     cuda::cp_async_commit();
-    pass.run(row, fold, begin, end, units.longest(unit), heads, weights, stages);
+    now.load(p, place, source, first_of(tile), lane);
+    place = Keys::locate(p, source, first_of(tile + Tile::kGroups), longest);
+    cuda::cp_async_wait<0>();
+    fence_async();
+    __syncthreads();
+#pragma unroll 1
+    for (; tile < end; tile += Tile::kGroups) {
+      const int first = first_of(tile);
+      if (tile + Tile::kGroups < end) {
+        next.load(p, place, source, first_of(tile + Tile::kGroups), lane);
+        place = Keys::locate(p, source, first_of(tile + 2 * Tile::kGroups), longest);
+      }
+#pragma unroll 1
+      for (int i = 0; i < stages; ++i)
+        now.scores(heads_of_stage(p.heads), smem + i * kStageHeads * kDim, weights + i * kStageHeads, lane,
+                   [&](int r, int column, float score) {
+                     const int t = row + i * stage_rows + r;
+                     if (t < row + fold && first + column < length_of(p, t))
+                       p.logits[t * p.logits_row + first + column] = score;
+                   });
+      now = next;
+    }
   });
   if (p.fill) units.fill(cta, ctas);
 }

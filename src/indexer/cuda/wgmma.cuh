@@ -4,7 +4,8 @@
 // f16). Keys are A, in registers; 64 heads are B, in shared memory; sums are f32.
 //
 // Stages: 64 heads of 128 bytes, of as many rows as fit, in wgmma's layout: 16-byte piece i of head h lies at piece
-// i ^ h % 8.
+// i ^ h % 8. Every 32 dimensions are one step; within a step keys and queries may be permuted alike. A lane's words of a
+// step are (c, c + 4) if `Natural`, else (2 c, 2 c + 1), which it loads as one; c = lane % 4.
 #pragma once
 #include <cstdint>
 
@@ -46,24 +47,32 @@ __device__ inline void wgmma_e4m3(float (&d)[32], std::uint32_t a0, std::uint32_
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
 }
 
-// The same with a in shared memory.
-__device__ inline void wgmma_e4m3(float (&d)[32], std::uint64_t a, std::uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(add));
-}
-
 // Heads of a row in a stage: 8, 16, 32 or 64, zeros after the last.
 constexpr int heads_of_stage(int heads) { return heads <= 8 ? 8 : heads <= 16 ? 16 : heads <= 32 ? 32 : 64; }
 
-// Copies rows into stages, by the threads of a CTA: what a thread copies is worked out once. What is left out keeps what
+// Where 4-byte word i of a head goes, with permuted steps: word 2 c + h of a step to word 4 h + c.
+__device__ inline std::uint32_t permuted_place(int head, int word) {
+  return static_cast<std::uint32_t>(head * 128 + ((word / 8 * 2 + word % 2) ^ head % 8) * 16 + word % 8 / 2 * 4);
+}
+// Copies rows first .. end - 1, as many as fit, into a stage; rarely, so nothing is kept.
+__device__ inline void copy_permuted(const CudaScoreParams& p, int first, int end, unsigned char* heads, float* weights,
+                                     int thread, int threads) {
+  const int padded = heads_of_stage(p.heads);
+#pragma unroll 1
+  for (int i = thread; i < kStageHeads * 32; i += threads) {
+    const int at = i / 32, head = at & (padded - 1), row = first + at / padded;
+    if (head < p.heads && row < end)
+      cuda::cp_async_4(cuda::shared_address(heads) + permuted_place(at, i % 32),
+                       p.q + row * p.q_row + head * p.q_head + i % 32 * 4, 4);
+  }
+  for (int at = thread; at < kStageHeads; at += threads) {
+    const int head = at & (padded - 1), row = first + at / padded;
+    if (head < p.heads && row < end)
+      cuda::cp_async_4(cuda::shared_address(weights + at), p.weights + row * p.weights_row + head, 4);
+  }
+}
+
+// The same in the natural order, again and again: what a thread copies is worked out once. What is left out keeps what
 // it held.
 template <int Threads>
 struct StageCopy {
@@ -99,44 +108,15 @@ __device__ inline void clear_stage(unsigned char* heads, float* weights, int thr
   for (int i = thread; i < kStageHeads; i += threads) weights[i] = 0.f;
 }
 
-// The row, of a warp's 16 keys, whose scores a lane stores: lanes with an even number in their four.
-__device__ inline int stored_row(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
-
-// store(row of the stage, score) for the products of a stage, 8 * Groups heads a row.
-template <int Groups, class Store>
-__device__ inline void sum_heads(const float (&d)[32], const float* weights, int lane, float scale, Store&& store) {
-  const int c = lane % 4;
-  const bool upper = c & 2;
-  const float scaled = 0.5f * scale;  // 2 relu(x) = x + |x|
-  float sum[8 / Groups];
-#pragma unroll
-  for (int row = 0; row < 8 / Groups; ++row) {
-    float low = 0.f, high = 0.f;
-#pragma unroll
-    for (int n = row * Groups; n < (row + 1) * Groups; ++n) {
-      const float2 w = *reinterpret_cast<const float2*>(weights + n * 8 + 2 * c);
-      low = fmaf(w.x, d[4 * n] + fabsf(d[4 * n]), low);
-      high = fmaf(w.x, d[4 * n + 2] + fabsf(d[4 * n + 2]), high);
-      low = fmaf(w.y, d[4 * n + 1] + fabsf(d[4 * n + 1]), low);
-      high = fmaf(w.y, d[4 * n + 3] + fabsf(d[4 * n + 3]), high);
-    }
-    // The four lanes of a row add up.
-    sum[row] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
-  }
-#pragma unroll
-  for (int row = 0; row < 8 / Groups; ++row) sum[row] += __shfl_xor_sync(~0u, sum[row], 1);
-  if (c % 2) return;
-#pragma unroll
-  for (int row = 0; row < 8 / Groups; ++row) store(row, scaled * sum[row]);
-}
-
 // A warp's share of the keys of its warpgroup: 16 of each 64.
-template <int Tiles>
+template <int Tiles, bool Natural>
 struct GroupKeys {
   static constexpr int kTiles = Tiles, kKeys = 16 * Tiles;  // of a warp
   std::uint32_t word[kTiles][2][8];                         // rows g and g + 8, by step
   float scale[kTiles];  // of the row whose score this lane stores
   unsigned missing;     // bit per tile: its page lies nowhere
+
+  __device__ static int stored_row(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 
   // Where the keys first .. first + kKeys - 1 of a source lie; those from `end` on need not exist.
   struct Place {
@@ -195,9 +175,7 @@ struct GroupKeys {
       } else {
         wgmma_wait<0>();
       }
-      sum_heads<Groups>(dot[t % 2], weights, lane, scale[t], [&](int row, float score) {
-        store(row, 16 * t + stored_row(lane), missing >> t & 1 ? -INFINITY : score);
-      });
+      finish<Groups>(dot[t % 2], t, weights, lane, store);
     }
   }
   // The same for heads_of_stage(heads) heads a row.
@@ -218,12 +196,44 @@ struct GroupKeys {
                  b + static_cast<std::uint64_t>(2 * step), step > 0);
     wgmma_commit();
   }
+  template <int Groups, class Store>
+  __device__ void finish(const float (&d)[32], int t, const float* weights, int lane, Store&& store) const {
+    const int c = lane % 4;
+    const bool upper = c & 2;
+    const float scaled = 0.5f * scale[t];  // 2 relu(x) = x + |x|
+    float sum[8 / Groups];
+#pragma unroll
+    for (int row = 0; row < 8 / Groups; ++row) {
+      float low = 0.f, high = 0.f;
+#pragma unroll
+      for (int n = row * Groups; n < (row + 1) * Groups; ++n) {
+        const float2 w = *reinterpret_cast<const float2*>(weights + n * 8 + 2 * c);
+        low = fmaf(w.x, d[4 * n] + fabsf(d[4 * n]), low);
+        high = fmaf(w.x, d[4 * n + 2] + fabsf(d[4 * n + 2]), high);
+        low = fmaf(w.y, d[4 * n + 1] + fabsf(d[4 * n + 1]), low);
+        high = fmaf(w.y, d[4 * n + 3] + fabsf(d[4 * n + 3]), high);
+      }
+      // The four lanes of a row add up.
+      sum[row] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
+    }
+#pragma unroll
+    for (int row = 0; row < 8 / Groups; ++row) sum[row] += __shfl_xor_sync(~0u, sum[row], 1);
+    if (c % 2) return;
+#pragma unroll
+    for (int row = 0; row < 8 / Groups; ++row)
+      store(row, 16 * t + stored_row(lane), missing >> t & 1 ? -INFINITY : scaled * sum[row]);
+  }
   __device__ static void load_row(std::uint32_t (&w)[8], const unsigned char* key, int lane) {
     const int c = lane % 4;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      w[2 * step] = __ldg(reinterpret_cast<const std::uint32_t*>(key) + 8 * step + c);
-      w[2 * step + 1] = __ldg(reinterpret_cast<const std::uint32_t*>(key) + 8 * step + c + 4);
+      if constexpr (Natural) {
+        w[2 * step] = __ldg(reinterpret_cast<const std::uint32_t*>(key) + 8 * step + c);
+        w[2 * step + 1] = __ldg(reinterpret_cast<const std::uint32_t*>(key) + 8 * step + c + 4);
+      } else {
+        const uint2 pair = __ldg(reinterpret_cast<const uint2*>(key) + 4 * step + c);
+        w[2 * step] = pair.x, w[2 * step + 1] = pair.y;
+      }
     }
   }
   __device__ static std::int64_t contiguous(const CudaScoreParams& p, int source, std::int64_t key) {

@@ -7,7 +7,7 @@
 //           than k do. A row's CTAs all guess the same, each filters its part, and the last to arrive has the list.
 //   narrow  bins of equal width between the least and the largest score, the bin that holds the k-th largest; what is
 //           above it is selected. The few in it are ranked against each other, or the bin is cut up again.
-//   emit    ids in ascending position: a thread has neighbours of the list, so one prefix sum over threads places them
+//   emit    ids in ascending position: a prefix sum over warps' ballots
 //
 // Where the guess was bad (less than k reach it, or more than a list holds), the row's last CTA reads it again, in
 // bins of the exact keys, until one key or a bin that is taken whole is left: up to three times, then once to emit. So
@@ -31,13 +31,14 @@ struct SelectTile {
   static constexpr int kListBits = 13;
   static_assert(kList == 1 << kListBits);
   static constexpr int kCtas = Ctas;
-  static_assert(Entries % 4 == 0 && Entries <= 32, "a bit mask says which of a thread's entries count");
+  static_assert(kWarps * Entries == 256 && Entries <= 32, "emit scans 8 cells a lane");
   static_assert(kStrips % Threads == 0 && kBins % Threads == 0 && kList <= 0xFFFF);
 };
 
 template <class Tile>
 struct SelectSmem {
   alignas(16) int bins[kBins];
+  alignas(16) int cells[256];  // marked entries, by entry and warp
   int low[32], high[32], sums[32];
   struct {
     int bin, above, count;
@@ -47,7 +48,7 @@ struct SelectSmem {
   int few_entry[kFew];
   int last;  // of the few, that is selected; later: this CTA is
   union {
-    alignas(16) float score[Tile::kList];  // of the list
+    float score[Tile::kList];  // of the list
     int chosen[Tile::kList];   // positions to be stored
   };
   // From here on for long rows only.
@@ -114,14 +115,13 @@ struct Select {
   const int row;
   const IdRow ids;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  int live = kEntries;  // entries of a thread that some thread has
 
   __device__ Select(const CudaParams& params, Smem& smem, int r) : p(params), s(smem), row(r), ids(params.out, r) {}
 
-  // Entry i of a thread is entry thread * kEntries + i of the list: a bit mask says which of a thread's count. Threads
-  // without any skip what is done entry by entry, in whole warps mostly.
-  __device__ int entry_of(int i) const { return thread * kEntries + i; }
+  // Entry i of a thread is entry i * kThreads + thread of the list: a bit mask says which of a thread's count.
   __device__ unsigned first_entries(std::int64_t n) const {
-    const std::int64_t mine = n - thread * kEntries;
+    const std::int64_t mine = (n - thread + kThreads - 1) / kThreads;
     return mine <= 0 ? 0u : ~0u >> (32 - min(mine, std::int64_t{kEntries}));
   }
 
@@ -179,20 +179,20 @@ struct Select {
   // Counts the marked entries by bin and finds the bin of the need-th largest.
   __device__ void find_bin_of(const int (&bin)[kEntries], unsigned marked, int need) {
     clear_bins();
-    if (marked) {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if (marked >> i & 1) atomicAdd(&s.bins[bin[i]], 1);
+    for (int i = 0; i < kEntries; ++i) {
+      if (i >= live) break;
+      if (marked >> i & 1) atomicAdd(&s.bins[bin[i]], 1);
     }
     find_bin(need);
   }
   // From the least to the largest finite score.
   __device__ Cut cut_of(const float (&x)[kEntries], unsigned marked) {
     float low = INFINITY, high = -INFINITY;
-    if (marked) {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if ((marked >> i & 1) && fabsf(x[i]) < INFINITY) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
+    for (int i = 0; i < kEntries; ++i) {
+      if (i >= live) break;
+      if ((marked >> i & 1) && fabsf(x[i]) < INFINITY) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
     }
     int low_key = key_of(low), high_key = key_of(high);
     least_and_largest(low_key, high_key);
@@ -208,9 +208,10 @@ struct Select {
     for (;;) {
       int bin[kEntries];
       if (by_score) {
-        if (ties) {
 #pragma unroll
-          for (int i = 0; i < kEntries; ++i) bin[i] = cut.bin(x[i]);
+        for (int i = 0; i < kEntries; ++i) {
+          if (i >= live) break;
+          bin[i] = cut.bin(x[i]);
         }
       } else {
         int low = kInfinity, high = -kInfinity;
@@ -230,13 +231,12 @@ struct Select {
       find_bin_of(bin, ties, need);
       const auto found = s.found;
       unsigned inside = 0;
-      if (ties) {
 #pragma unroll
-        for (int i = 0; i < kEntries; ++i) {
-          const unsigned bit = ties & 1u << i;
-          if (bin[i] > found.bin) above |= bit;
-          if (bin[i] == found.bin) inside |= bit;
-        }
+      for (int i = 0; i < kEntries; ++i) {
+        if (i >= live) break;
+        const unsigned bit = ties & 1u << i;
+        if (bin[i] > found.bin) above |= bit;
+        if (bin[i] == found.bin) inside |= bit;
       }
       ties = inside;
       need -= found.above;
@@ -245,14 +245,12 @@ struct Select {
     }
   }
   __device__ void rank_few(const float (&x)[kEntries], unsigned& above, unsigned& ties, int& need, int count) {
-    if (ties) {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if (ties >> i & 1) {
-          const int at = atomicAdd(&s.few, 1);
-          s.few_score[at] = x[i], s.few_entry[at] = entry_of(i);
-        }
-    }
+    for (int i = 0; i < kEntries; ++i)
+      if (ties >> i & 1) {
+        const int at = atomicAdd(&s.few, 1);
+        s.few_score[at] = x[i], s.few_entry[at] = i * kThreads + thread;
+      }
     __syncthreads();
     if (thread < count) {
       const float score = s.few_score[thread];
@@ -264,13 +262,11 @@ struct Select {
       if (rank == need - 1) s.last = thread;
     }
     __syncthreads();
-    if (ties) {
-      const float score = s.few_score[s.last];
-      const int entry = s.few_entry[s.last];
+    const float score = s.few_score[s.last];
+    const int entry = s.few_entry[s.last];
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if ((ties >> i & 1) && (x[i] > score || (x[i] == score && entry_of(i) <= entry))) above |= 1u << i;
-    }
+    for (int i = 0; i < kEntries; ++i)
+      if ((ties >> i & 1) && (x[i] > score || (x[i] == score && i * kThreads + thread <= entry))) above |= 1u << i;
     ties = 0, need = 0;
   }
 
@@ -278,24 +274,48 @@ struct Select {
   // Returns how many; `need` falls by the ties among them.
   template <class Position>
   __device__ int emit(unsigned above, unsigned ties, int& need, int first, Position&& position) {
-    __syncthreads();  // the sums, and the list, are read no more
-    if (need > 0) {
-      int all;
-      const int before = sum_before(__popc(ties), all);
-      for (int left = need - before; ties && left > 0; --left) {  // lowest bits are lowest positions
-        above |= ties & -ties;
-        ties &= ties - 1;
-      }
-      need = max(need - all, 0);
-      __syncthreads();
-    }
-    int stored, rank = sum_before(__popc(above), stored);
-    if (above) {
+    int stored = 0;
+#pragma unroll 1
+    for (bool settle = need > 0;; settle = false) {  // ties first: which of them are selected
+      const unsigned marked = settle ? ties : above;
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if (above >> i & 1) s.chosen[rank++] = position(entry_of(i));
+      for (int i = 0; i < kEntries; ++i) {
+        const unsigned votes = __ballot_sync(~0u, marked >> i & 1);
+        if (lane == 0) s.cells[i * kWarps + warp] = __popc(votes);
+      }
+      __syncthreads();
+      // Lane l scans cells 8 l .. 8 l + 7; of these, the one of this warp is its (warp % 8)-th.
+      const int4 c0 = *reinterpret_cast<const int4*>(&s.cells[lane * 8]);
+      const int4 c1 = *reinterpret_cast<const int4*>(&s.cells[lane * 8 + 4]);
+      const int cell[8] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
+      int sum = 0, mine = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j == warp % 8) mine = sum;
+        sum += cell[j];
+      }
+      int upto = sum;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, d);
+        if (lane >= d) upto += other;
+      }
+      mine += upto - sum;
+      stored = __shfl_sync(~0u, upto, 31);
+#pragma unroll
+      for (int i = 0; i < kEntries; ++i) {
+        if (i >= live) break;
+        const int before = __shfl_sync(~0u, mine, (i * kWarps + warp) / 8);
+        const unsigned votes = __ballot_sync(~0u, marked >> i & 1);
+        const int rank = before + __popc(votes & ((1u << lane) - 1));
+        if (!(marked >> i & 1)) continue;
+        if (!settle) s.chosen[rank] = position(i * kThreads + thread);
+        else if (rank < need) above |= 1u << i;
+      }
+      __syncthreads();
+      if (!settle) break;
+      need = max(need - stored, 0);
     }
-    __syncthreads();
     for (int i = thread; i < stored; i += kThreads) ids.store(p.out, first + i, s.chosen[i]);
     return stored;
   }
@@ -308,10 +328,11 @@ struct Select {
       const unsigned mine = first_entries(n - block);
 #pragma unroll
       for (int i = 0; i < kEntries; ++i)
-        x[i] = mine >> i & 1 ? canonical(__ldg(scores + block + entry_of(i))) : -INFINITY;
+        x[i] = mine >> i & 1 ? canonical(__ldg(scores + block + i * kThreads + thread)) : -INFINITY;
       return mine;
     };
     __syncthreads();  // with whatever the CTA did before
+    live = kEntries;
     float x[kEntries];
     while (low < high && need < count) {
       const int shift = shift_of(low, high);
@@ -382,14 +403,14 @@ struct Select {
   // A score of the row that about `rank` of `samples` reach, the k-th largest being most probably below: those counts
   // vary as a Poisson variable does. -inf: no use.
   __device__ float guess(const Groups& groups, int k) {
-    // Few enough to be quick, and so many that some 16 of them are among the k.
-    const int samples = groups.length > (1 << 19) ? kList : groups.length > (1 << 18) ? kList / 2 : kList / 4;
+    const int samples = groups.length > (1 << 19) ? kList : kList / 2;
     const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(groups.length));
     const int rank = static_cast<int>(share + 4.5f * root(share) + 5.f);
     if (rank >= samples) return -INFINITY;
     const int skip = (4 - groups.ahead) % 4 == 0 ? 0 : 1, last = static_cast<int>((groups.length + groups.ahead) / 4);
     float x[kEntries];
     unsigned mine = 0;
+    live = samples / kThreads;
 #pragma unroll
     for (int i = 0; i < kEntries / 4; ++i) {
       const int sample = i * kThreads + thread;
@@ -406,17 +427,13 @@ struct Select {
     const Cut cut = cut_of(x, mine);
     if (!cut.good()) return -INFINITY;
     int bin[kEntries];
-    if (mine) {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i) bin[i] = cut.bin(x[i]);
-    }
+    for (int i = 0; i < kEntries; ++i) bin[i] = cut.bin(x[i]);
     find_bin_of(bin, mine, rank);
     int low = kInfinity, high = 0;
-    if (mine) {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        if ((mine >> i & 1) && bin[i] >= s.found.bin) low = min(low, key_of(x[i]));
-    }
+    for (int i = 0; i < kEntries; ++i)
+      if ((mine >> i & 1) && bin[i] >= s.found.bin) low = min(low, key_of(x[i]));
     least_and_largest(low, high);
     return score_of(low);
   }
@@ -567,47 +584,14 @@ struct Select {
     return n;
   }
 
-  // Scores of one entry, or of all of a thread's from `first` on.
-  struct RowScores {
-    const float* scores;
-    __device__ float operator()(int entry) const { return canonical(__ldg(scores + entry)); }
-    __device__ void operator()(int first, float (&x)[kEntries]) const {
-      const float* from = scores + first;
-      if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {  // the same for all threads
-#pragma unroll
-        for (int i = 0; i < kEntries; i += 4) {
-          const float4 v = __ldg(reinterpret_cast<const float4*>(from + i));
-          x[i] = canonical(v.x), x[i + 1] = canonical(v.y), x[i + 2] = canonical(v.z), x[i + 3] = canonical(v.w);
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kEntries; ++i) x[i] = canonical(__ldg(from + i));
-      }
-    }
-  };
-  struct ListScores {
-    const float* scores;
-    __device__ float operator()(int entry) const { return scores[entry]; }
-    __device__ void operator()(int first, float (&x)[kEntries]) const {
-#pragma unroll
-      for (int i = 0; i < kEntries; i += 4) {
-        const float4 v = *reinterpret_cast<const float4*>(scores + first + i);
-        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
-      }
-    }
-  };
-
   // Selects `need` of the `listed` entries and stores them.
   template <class Score, class Position>
   __device__ void select(int listed, int need, Score&& score, Position&& position) {
     unsigned above = 0, ties = first_entries(listed);
+    live = (listed + kThreads - 1) / kThreads;
     float x[kEntries];
-    if (ties == ~0u >> (32 - kEntries)) {
-      score(entry_of(0), x);
-    } else {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i) x[i] = ties >> i & 1 ? score(entry_of(i)) : -INFINITY;
-    }
+    for (int i = 0; i < kEntries; ++i) x[i] = ties >> i & 1 ? score(i * kThreads + thread) : -INFINITY;
     if (need < listed) narrow(x, above, ties, need);
     emit(above, ties, need, 0, position);
   }
@@ -620,7 +604,8 @@ struct Select {
     const float* scores = p.scores + row * p.scores_row + start;
     if (n <= kList) {
       if (part > 0) return;
-      select(static_cast<int>(n), k, RowScores{scores}, [](int entry) { return entry; });
+      select(static_cast<int>(n), k, [&](int entry) { return canonical(__ldg(scores + entry)); },
+             [](int entry) { return entry; });
     } else if constexpr (Long) {
       const Groups groups(scores, n);
       // A quarter of the list is left for what the guess is off by.
@@ -630,7 +615,7 @@ struct Select {
       if (guessable) listed = list_of(groups, k, part);
       if (listed < 0) return;
       if (listed >= k && listed <= kList)
-        select(listed, k, ListScores{s.score}, [&](int entry) { return s.position[entry]; });
+        select(listed, k, [&](int entry) { return s.score[entry]; }, [&](int entry) { return s.position[entry]; });
       else
         read_row_again<Tile>(p, s, row, scores, n, k);
     }
