@@ -39,7 +39,9 @@ struct Random {
   }
   int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
   double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
-  float normal() { return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform())); }
+  float normal() {
+    return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()));
+  }
   unsigned char code() {
     const auto c = static_cast<unsigned char>(next());
     return (c & 0x7F) == 0x7F ? 0x30 : c;
@@ -59,7 +61,8 @@ struct HeldVariant {
 };
 template <class Arch, class Tile>
 HeldVariant held(const char* name) {
-  return {name, reinterpret_cast<const void*>(&held_kernel<Arch, Tile>), Tile::kThreads, Tile::kKeys, static_cast<int>(sizeof(HeldSmem<Tile>))};
+  return {name, reinterpret_cast<const void*>(&held_kernel<Arch, Tile>), Tile::kThreads, Tile::kKeys,
+          static_cast<int>(sizeof(HeldSmem<Tile>))};
 }
 struct PassVariant {
   const char* name;
@@ -72,17 +75,21 @@ PassVariant pass(const char* name) {
 }
 template <class Tile>
 HeldVariant held_group(const char* name) {
-  return {name, reinterpret_cast<const void*>(&held_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kKeys, static_cast<int>(sizeof(HeldGroupSmem<Tile>))};
+  return {name, reinterpret_cast<const void*>(&held_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kKeys,
+          static_cast<int>(sizeof(HeldGroupSmem<Tile>))};
 }
 template <class Tile>
 PassVariant pass_group(const char* name) {
   return {name, reinterpret_cast<const void*>(&pass_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kCtas};
 }
-const HeldVariant kHeld[] = {held_group<HeldGroupTile<4, 2, 1, 4>>("wgmma 4 x 2 x 1"), held_group<HeldGroupTile<2, 2, 2, 4>>("wgmma 2 x 2 x 2"),
-                             held_group<HeldGroupTile<3, 4, 1, 4>>("wgmma 3 x 4 x 1"), held_group<HeldGroupTile<1, 4, 3, 4>>("wgmma 1 x 4 x 3"),
-                             held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"), held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
-const PassVariant kPass[] = {pass_group<PassGroupTile<1, 2, 3>>("wgmma 1 x 2 x 3"), pass_group<PassGroupTile<1, 1, 4>>("wgmma 1 x 1 x 4"), pass_group<PassGroupTile<2, 1, 2>>("wgmma 2 x 1 x 2"),
-                             pass_group<PassGroupTile<1, 4, 2>>("wgmma 1 x 4 x 2"), pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
+const HeldVariant kHeld[] = {
+    held_group<HeldGroupTile<4, 2, 1, 4>>("wgmma 4 x 2 x 1"), held_group<HeldGroupTile<2, 2, 2, 4>>("wgmma 2 x 2 x 2"),
+    held_group<HeldGroupTile<3, 4, 1, 4>>("wgmma 3 x 4 x 1"), held_group<HeldGroupTile<1, 4, 3, 4>>("wgmma 1 x 4 x 3"),
+    held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),           held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
+const PassVariant kPass[] = {
+    pass_group<PassGroupTile<1, 2, 3>>("wgmma 1 x 2 x 3"), pass_group<PassGroupTile<1, 1, 4>>("wgmma 1 x 1 x 4"),
+    pass_group<PassGroupTile<2, 1, 2>>("wgmma 2 x 1 x 2"), pass_group<PassGroupTile<1, 4, 2>>("wgmma 1 x 4 x 2"),
+    pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"),           pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
 const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int multiprocessors = 132;
@@ -90,12 +97,14 @@ int multiprocessors = 132;
 void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
   int blocks = (p.width + v.keys - 1) / v.keys;
   void* args[] = {&p, &blocks};
-  GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(blocks * ((p.rows + kHeldRows - 1) / kHeldRows))), dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(v.smem), s));
+  GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(blocks * ((p.rows + kHeldRows - 1) / kHeldRows))),
+                        dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(v.smem), s));
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
   void* args[] = {&p, &fold};
   const int smem = of_math(v.name, 0) ? pass_group_smem_bytes(p.heads, fold) : pass_smem_bytes(p.heads, fold);
-  GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(v.ctas * multiprocessors)), dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
+  GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(v.ctas * multiprocessors)),
+                        dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
 }
 
 template <class T>
@@ -122,10 +131,12 @@ bool check(const Case& c, std::uint64_t seed) {
   Random random{seed};
   const bool paged = c.page_size > 0;
   const int rows = c.requests * c.rows_each, width = c.longest + 37;
-  const int page = paged ? c.page_size : 64, table_pages = c.longest / page + 2, pages = paged ? c.requests * table_pages + 3 : 0;
+  const int page = paged ? c.page_size : 64, table_pages = c.longest / page + 2,
+            pages = paged ? c.requests * table_pages + 3 : 0;
   const int page_bytes = page * 132 + 48;
   const int n = paged ? 0 : c.longest + 200;
-  std::vector<unsigned char> keys(paged ? static_cast<std::size_t>(pages) * page_bytes : static_cast<std::size_t>(n) * 128);
+  std::vector<unsigned char> keys(paged ? static_cast<std::size_t>(pages) * page_bytes
+                                        : static_cast<std::size_t>(n) * 128);
   for (auto& k : keys) k = random.code();
   std::vector<float> scales(static_cast<std::size_t>(n));
   for (auto& s : scales) s = static_cast<float>(random.uniform()) + 0.1f;
@@ -134,15 +145,18 @@ bool check(const Case& c, std::uint64_t seed) {
       const float s = static_cast<float>(random.uniform()) + 0.1f;
       std::memcpy(&keys[static_cast<std::size_t>(i) * page_bytes + page * 128 + j * 4], &s, 4);
     }
-  std::vector<int> table(static_cast<std::size_t>(c.requests) * table_pages), source(static_cast<std::size_t>(rows)), lengths(static_cast<std::size_t>(rows));
-  for (auto& t : table) t = c.hostile && random.below(6) == 0 ? (random.below(2) ? -1 : pages) : random.below(std::max(pages, 1));
+  std::vector<int> table(static_cast<std::size_t>(c.requests) * table_pages), source(static_cast<std::size_t>(rows)),
+      lengths(static_cast<std::size_t>(rows));
+  for (auto& t : table)
+    t = c.hostile && random.below(6) == 0 ? (random.below(2) ? -1 : pages) : random.below(std::max(pages, 1));
   const bool tensor = c.by_tensor || !paged;
   for (int t = 0; t < rows; ++t) {
     auto& l = lengths[static_cast<std::size_t>(t)];
     const int request = t / c.rows_each, base = c.hostile ? random.below(c.longest) : (request * 977 + 311) % c.longest;
     l = t == 0 ? c.longest : c.rows_each > 1 ? std::min(base + t % c.rows_each, c.longest) : base;
     if (c.hostile && random.below(9) == 0) l = random.below(2) ? 0 : -1;
-    source[static_cast<std::size_t>(t)] = paged ? (c.by_tensor ? random.below(c.requests) : request) : (request * 61) % 190;
+    source[static_cast<std::size_t>(t)] =
+        paged ? (c.by_tensor ? random.below(c.requests) : request) : (request * 61) % 190;
   }
   std::vector<unsigned char> q(static_cast<std::size_t>(rows) * c.heads * 128);
   for (auto& x : q) x = random.code();
@@ -216,14 +230,16 @@ bool check(const Case& c, std::uint64_t seed) {
         if (!seen[at]) {
           const bool filled = c.fill && j < width;
           if (filled ? got[at] != -INFINITY : bits != poison) {
-            std::printf("FAIL %s H %d page %d: row %d column %d (length %d) is %g, unseen\n", name, c.heads, c.page_size, t, j, lengths[static_cast<std::size_t>(t)], got[at]);
+            std::printf("FAIL %s H %d page %d: row %d column %d (length %d) is %g, unseen\n", name, c.heads,
+                        c.page_size, t, j, lengths[static_cast<std::size_t>(t)], got[at]);
             ok = false;
           }
           continue;
         }
         if (std::isinf(ref[at]) || std::isinf(got[at]) || std::isnan(got[at])) {
           if (!(ref[at] == got[at])) {
-            std::printf("FAIL %s H %d page %d: row %d column %d is %g, want %g\n", name, c.heads, c.page_size, t, j, got[at], ref[at]);
+            std::printf("FAIL %s H %d page %d: row %d column %d is %g, want %g\n", name, c.heads, c.page_size, t, j,
+                        got[at], ref[at]);
             ok = false;
           }
           continue;
@@ -232,7 +248,10 @@ bool check(const Case& c, std::uint64_t seed) {
         worst = std::max(worst, std::abs(got[at] - ref[at]) / (magnitude[at] + 1e-30));
       }
     const double diff = xx + yy > 0 ? 1 - 2 * xy / (xx + yy) : 0;
-    if (ok && !(diff < 5e-6)) std::printf("FAIL %s H %d page %d rows %d: calc_diff %g, worst %g\n", name, c.heads, c.page_size, rows, diff, worst), ok = false;
+    if (ok && !(diff < 5e-6))
+      std::printf("FAIL %s H %d page %d rows %d: calc_diff %g, worst %g\n", name, c.heads, c.page_size, rows, diff,
+                  worst),
+          ok = false;
     return diff;
   };
   double most = 0;
@@ -240,7 +259,8 @@ bool check(const Case& c, std::uint64_t seed) {
     first.clear();
     auto same_bits = [&](const char* name) {
       if (first.empty()) first = got;
-      else if (std::memcmp(first.data(), got.data(), cells * 4) != 0) std::printf("FAIL %s: other bits than the first kernel\n", name), ok = false;
+      else if (std::memcmp(first.data(), got.data(), cells * 4) != 0)
+        std::printf("FAIL %s: other bits than the first kernel\n", name), ok = false;
     };
     for (const auto& v : kHeld) {
       if (!of_math(v.name, arch) || !ok) continue;
@@ -263,7 +283,10 @@ bool check(const Case& c, std::uint64_t seed) {
   }
   static double most_ever = 0;
   if (most > most_ever) most_ever = most, std::printf("largest calc_diff so far %.2g\n", most);
-  for (const void* d : {static_cast<const void*>(p.q), static_cast<const void*>(p.weights), static_cast<const void*>(p.keys), static_cast<const void*>(d_table), static_cast<const void*>(p.scales), static_cast<const void*>(d_source), static_cast<const void*>(d_lengths), static_cast<const void*>(logits)})
+  for (const void* d :
+       {static_cast<const void*>(p.q), static_cast<const void*>(p.weights), static_cast<const void*>(p.keys),
+        static_cast<const void*>(d_table), static_cast<const void*>(p.scales), static_cast<const void*>(d_source),
+        static_cast<const void*>(d_lengths), static_cast<const void*>(logits)})
     GOOD(cudaFree(const_cast<void*>(d)));
   return ok;
 }
@@ -273,9 +296,10 @@ int test() {
   std::uint64_t seed = 1;
   for (int heads : {1, 8, 12, 32, 64})
     for (int page : {16, 64, 48, 256, 0})
-      for (const Case& c : {Case{3, 1, heads, page, 700, true, false, false}, Case{2, 4, heads, page, 330, false, false, false},
-                            Case{3, 2, heads, page, 400, true, true, true}, Case{2, 70, heads, page, 150, false, false, false},
-                            Case{2, 3, heads, page, 300, true, false, false}})
+      for (const Case& c :
+           {Case{3, 1, heads, page, 700, true, false, false}, Case{2, 4, heads, page, 330, false, false, false},
+            Case{3, 2, heads, page, 400, true, true, true}, Case{2, 70, heads, page, 150, false, false, false},
+            Case{2, 3, heads, page, 300, true, false, false}})
         ++run, failed += !check(c, seed++);
   std::printf("scores: %d of %d cases failed\n", failed, run);
   return failed != 0;
@@ -299,11 +323,13 @@ __device__ float normal(unsigned long long i) {
   return sqrtf(-2.f * logf(u)) * cosf(6.2831853f * w);
 }
 __global__ void fill_codes(unsigned char* x, std::size_t n) {  // e4m3 of normal values
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += std::size_t{gridDim.x} * blockDim.x)
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x)
     x[i] = sievemla::kv::to_e4m3(normal(i));
 }
 __global__ void fill_floats(float* x, std::size_t n) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += std::size_t{gridDim.x} * blockDim.x)
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x)
     x[i] = normal(i + 12345678);
 }
 __global__ void fill_scales(unsigned char* pages, int page_count, int page) {
@@ -318,7 +344,9 @@ struct Timer {
   float flushed(F&& call) {
     for (int i = 0; i < 3; ++i) call(nullptr);
     GOOD(cudaDeviceSynchronize());
-    auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+    auto now = [] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    };
     double start = now();
     for (int i = 0; i < 5; ++i) call(nullptr);
     GOOD(cudaDeviceSynchronize());
@@ -365,16 +393,21 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
   double pairs = 0;
   for (int i = 0; i < rows; ++i) lengths.push_back(keys - rows + i + 1), pairs += lengths.back();
   int* d_lengths = upload(lengths);
-  p.q = q, p.q_row = heads * 128, p.q_head = 128, p.weights = w, p.weights_row = heads, p.keys = k, p.page_bytes = 128, p.scales = s, p.n = keys;
+  p.q = q, p.q_row = heads * 128, p.q_head = 128, p.weights = w, p.weights_row = heads, p.keys = k, p.page_bytes = 128,
+  p.scales = s, p.n = keys;
   p.page_size = 64, p.page_shift = 6;
   p.lengths = d_lengths, p.rows_per_source = rows, p.rows = rows, p.heads = heads, p.logits_row = keys, p.width = keys;
   p.logits = make<float>(static_cast<std::size_t>(rows) * keys);
   for (const auto& v : kHeld) {
     if (!of_math(v.name, 0) && (heads == 64 || keys > 65536)) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); });
-    std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s\n", heads, rows, keys, v.name, us, pairs * heads * 256 / us * 1e-6);
+    std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s\n", heads, rows, keys, v.name, us,
+                pairs * heads * 256 / us * 1e-6);
   }
-  for (const void* d : {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w), static_cast<const void*>(s), static_cast<const void*>(d_lengths), static_cast<const void*>(p.logits)}) GOOD(cudaFree(const_cast<void*>(d)));
+  for (const void* d :
+       {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
+        static_cast<const void*>(s), static_cast<const void*>(d_lengths), static_cast<const void*>(p.logits)})
+    GOOD(cudaFree(const_cast<void*>(d)));
 }
 
 void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, const char* name) {
@@ -393,21 +426,28 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
   std::vector<int> shuffled(static_cast<std::size_t>(pages)), table;
   for (int i = 0; i < pages; ++i) shuffled[static_cast<std::size_t>(i)] = i;
   Random random{5};
-  for (int i = pages - 1; i > 0; --i) std::swap(shuffled[static_cast<std::size_t>(i)], shuffled[static_cast<std::size_t>(random.below(i + 1))]);
+  for (int i = pages - 1; i > 0; --i)
+    std::swap(shuffled[static_cast<std::size_t>(i)], shuffled[static_cast<std::size_t>(random.below(i + 1))]);
   const int table_pages = (longest + page - 1) / page;
   std::size_t next = 0;
   for (int l : lengths)
     for (int j = 0; j < table_pages; ++j) table.push_back(j < (l + page - 1) / page ? shuffled[next++] : -1);
   int *d_table = upload(table), *d_lengths = upload(lengths);
-  p.q = q, p.q_row = heads * 128, p.q_head = 128, p.weights = w, p.weights_row = heads, p.keys = k, p.page_bytes = page * 132;
-  p.page_size = page, p.page_shift = 6, p.pages = pages, p.table = d_table, p.table_row = table_pages, p.requests = rows, p.table_pages = table_pages;
-  p.rows_per_source = 1, p.lengths = d_lengths, p.rows = rows, p.heads = heads, p.logits_row = longest, p.width = longest;
+  p.q = q, p.q_row = heads * 128, p.q_head = 128, p.weights = w, p.weights_row = heads, p.keys = k,
+  p.page_bytes = page * 132;
+  p.page_size = page, p.page_shift = 6, p.pages = pages, p.table = d_table, p.table_row = table_pages,
+  p.requests = rows, p.table_pages = table_pages;
+  p.rows_per_source = 1, p.lengths = d_lengths, p.rows = rows, p.heads = heads, p.logits_row = longest,
+  p.width = longest;
   p.logits = make<float>(static_cast<std::size_t>(rows) * longest);
   for (const auto& v : kPass) {
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); });
     std::printf("index.decode.fp8.h%d.%s %s: %.1f us, %.2f TB/s\n", heads, name, v.name, us, bytes / us * 1e-6);
   }
-  for (const void* d : {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w), static_cast<const void*>(d_table), static_cast<const void*>(d_lengths), static_cast<const void*>(p.logits)}) GOOD(cudaFree(const_cast<void*>(d)));
+  for (const void* d :
+       {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
+        static_cast<const void*>(d_table), static_cast<const void*>(d_lengths), static_cast<const void*>(p.logits)})
+    GOOD(cudaFree(const_cast<void*>(d)));
 }
 
 int bench() {
@@ -434,7 +474,8 @@ int bench() {
 int main(int argc, char** argv) {
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0);
   for (const auto& v : kHeld) GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
-  for (const auto& v : kPass) GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 64 * 132));
+  for (const auto& v : kPass)
+    GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 64 * 132));
   const std::string what = argc > 1 ? argv[1] : "test";
   return what == "bench" ? bench() : test();
 }

@@ -36,7 +36,9 @@ struct Random {
   }
   int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
   double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
-  float normal() { return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform())); }
+  float normal() {
+    return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()));
+  }
 };
 
 struct Arch {};
@@ -48,14 +50,20 @@ struct Variant {
 template <class Tile>
 Variant variant(const char* name) {
   using Smem = SelectSmem<Tile>;
-  return {name, reinterpret_cast<const void*>(&select_kernel<Arch, Tile, true>), reinterpret_cast<const void*>(&select_kernel<Arch, Tile, false>), Tile::kThreads, Tile::kList,
-          static_cast<int>(sizeof(Smem)), static_cast<int>(offsetof(Smem, position))};
+  return {name,
+          reinterpret_cast<const void*>(&select_kernel<Arch, Tile, true>),
+          reinterpret_cast<const void*>(&select_kernel<Arch, Tile, false>),
+          Tile::kThreads,
+          Tile::kList,
+          static_cast<int>(sizeof(Smem)),
+          static_cast<int>(offsetof(Smem, position))};
 }
 const Variant kVariants[] = {variant<SelectTile<1024, 8, 1>>("1024x8x1"), variant<SelectTile<512, 16, 2>>("512x16x2")};
 
 void launch(const Variant& v, CudaParams p, cudaStream_t stream = nullptr) {
   void* args[] = {&p};
-  GOOD(cudaLaunchKernel(p.width <= v.list ? v.short_kernel : v.kernel, dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
+  GOOD(cudaLaunchKernel(p.width <= v.list ? v.short_kernel : v.kernel,
+                        dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
                         dim3(static_cast<unsigned>(v.threads)), args,
                         static_cast<std::size_t>(p.width <= v.list ? v.short_smem : v.smem), stream));
 }
@@ -94,11 +102,31 @@ std::vector<int> select_on_host(const float* scores, std::int64_t n, int k) {
   return ids;
 }
 
-enum Kind { normal, ties, zeros, constant, near, nans, infinities, mostly_minus_inf, tiny, wild, rising, falling, cluster, kinds };
-const char* kNames[] = {"normal", "ties", "zeros", "constant", "near", "nans", "inf", "-inf", "tiny", "wild", "rising", "falling", "cluster"};
+enum Kind {
+  normal,
+  ties,
+  zeros,
+  constant,
+  near,
+  nans,
+  infinities,
+  mostly_minus_inf,
+  tiny,
+  wild,
+  rising,
+  falling,
+  cluster,
+  kinds
+};
+const char* kNames[] = {"normal", "ties", "zeros", "constant", "near",    "nans",   "inf",
+                        "-inf",   "tiny", "wild",  "rising",   "falling", "cluster"};
 
 float score(Kind kind, Random& random, std::int64_t i, std::int64_t n) {
-  auto bits = [](unsigned u) { float f; std::memcpy(&f, &u, 4); return f; };
+  auto bits = [](unsigned u) {
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+  };
   switch (kind) {
     case ties: return static_cast<float>(random.below(5) - 2) * 0.5f;
     case zeros: return random.below(10) ? (random.below(2) ? 0.f : -0.f) : random.normal();
@@ -116,14 +144,16 @@ float score(Kind kind, Random& random, std::int64_t i, std::int64_t n) {
   }
 }
 
-bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengths, int k, int parts, bool ragged, int map, std::uint64_t seed) {
+bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengths, int k, int parts, bool ragged,
+           int map, std::uint64_t seed) {
   Random random{seed};
   const int rows = static_cast<int>(lengths.size());
   std::int64_t width = 1;
   std::vector<int> starts(lengths.size(), 0);
   for (int t = 0; t < rows; ++t) {
     if (ragged) starts[static_cast<std::size_t>(t)] = random.below(9);
-    width = std::max<std::int64_t>(width, std::int64_t{lengths[static_cast<std::size_t>(t)]} + starts[static_cast<std::size_t>(t)]);
+    width = std::max<std::int64_t>(
+        width, std::int64_t{lengths[static_cast<std::size_t>(t)]} + starts[static_cast<std::size_t>(t)]);
   }
   const std::int64_t stride = (width + (ragged ? 23 : 3)) / 4 * 4;
   std::vector<float> host(static_cast<std::size_t>(stride * rows), NAN);
@@ -149,7 +179,8 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
     return d;
   };
   p.scores = scores, p.scores_row = stride, p.width = width;
-  int *d_starts = upload(starts), *d_lengths = upload(lengths), *d_table = upload(table), *d_request = upload(row_request);
+  int *d_starts = upload(starts), *d_lengths = upload(lengths), *d_table = upload(table),
+      *d_request = upload(row_request);
   p.starts = ragged ? d_starts : nullptr, p.lengths = d_lengths;
   p.rows = rows, p.k = k, p.parts = parts;
   const std::size_t ids = static_cast<std::size_t>(rows) * static_cast<std::size_t>(k);
@@ -158,12 +189,14 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
   p.out.positions = positions, p.out.positions_row = k;
   if (map) {
     p.out.slots = slots, p.out.slots_row = k, p.out.wide_slots = map == 2;
-    p.out.map = {d_table, pages, requests, pages, map == 2 ? d_request : nullptr, 1, page_size, 1, map == 2 ? 3 : 1, 16};
+    p.out.map = {d_table,   pages, requests,         pages, map == 2 ? d_request : nullptr, 1,
+                 page_size, 1,     map == 2 ? 3 : 1, 16};
   }
   unsigned* tickets = make<unsigned>(static_cast<std::size_t>(rows), 0);
   p.tickets = tickets;
   p.counts = make<int>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts));
-  p.lists = make<ListEntry>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts) * static_cast<std::size_t>(v.list));
+  p.lists = make<ListEntry>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts) *
+                            static_cast<std::size_t>(v.list));
   std::vector<int> got(ids), again(ids);
   std::vector<std::int64_t> got_slots(ids);
   bool ok = true;
@@ -177,12 +210,14 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
   if (got != again) std::printf("FAIL %s %s: two runs differ\n", v.name, what), ok = false;
   GOOD(cudaMemcpy(got_slots.data(), slots, ids * 8, cudaMemcpyDeviceToHost));
   for (int t = 0; t < rows && ok; ++t) {
-    const auto want = select_on_host(host.data() + t * stride + starts[static_cast<std::size_t>(t)], lengths[static_cast<std::size_t>(t)], k);
+    const auto want = select_on_host(host.data() + t * stride + starts[static_cast<std::size_t>(t)],
+                                     lengths[static_cast<std::size_t>(t)], k);
     for (int i = 0; i < k && ok; ++i) {
       const std::size_t at = static_cast<std::size_t>(t) * static_cast<std::size_t>(k) + static_cast<std::size_t>(i);
       if (got[at] != want[static_cast<std::size_t>(i)]) {
-        std::printf("FAIL %s %s kind %s k %d parts %d length %d: row %d lane %d is %d, want %d\n", v.name, what, kNames[kind], k, parts,
-                    lengths[static_cast<std::size_t>(t)], t, i, got[at], want[static_cast<std::size_t>(i)]);
+        std::printf("FAIL %s %s kind %s k %d parts %d length %d: row %d lane %d is %d, want %d\n", v.name, what,
+                    kNames[kind], k, parts, lengths[static_cast<std::size_t>(t)], t, i, got[at],
+                    want[static_cast<std::size_t>(i)]);
         ok = false;
       }
       if (!map || !ok) continue;
@@ -191,15 +226,20 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
       bool mine = pos >= 0 && request < requests;
       if (mine && map == 2) mine = pos / 16 % 3 == 1, pos = pos / 48 * 16 + pos % 16;
       if (mine) {
-        const int page = table[static_cast<std::size_t>(request) * static_cast<std::size_t>(pages) + static_cast<std::size_t>(pos / page_size)];
+        const int page = table[static_cast<std::size_t>(request) * static_cast<std::size_t>(pages) +
+                               static_cast<std::size_t>(pos / page_size)];
         if (page >= 0) slot = std::int64_t{page} * page_size + pos % page_size;
       }
       const std::int64_t have = map == 2 ? got_slots[at] : reinterpret_cast<const int*>(got_slots.data())[at];
-      if (have != slot) std::printf("FAIL %s %s slots: row %d lane %d is %lld, want %lld\n", v.name, what, t, i, static_cast<long long>(have), static_cast<long long>(slot)), ok = false;
+      if (have != slot)
+        std::printf("FAIL %s %s slots: row %d lane %d is %lld, want %lld\n", v.name, what, t, i,
+                    static_cast<long long>(have), static_cast<long long>(slot)),
+            ok = false;
     }
   }
-  for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_starts), static_cast<void*>(d_lengths), static_cast<void*>(d_table),
-                  static_cast<void*>(d_request), static_cast<void*>(positions), slots, static_cast<void*>(tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
+  for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_starts), static_cast<void*>(d_lengths),
+                  static_cast<void*>(d_table), static_cast<void*>(d_request), static_cast<void*>(positions), slots,
+                  static_cast<void*>(tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
     GOOD(cudaFree(d));
   return ok;
 }
@@ -216,10 +256,13 @@ int test() {
       }
     for (int kind = 0; kind < kinds; ++kind) {
       ++run, failed += !check("long", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 1, true, 2, seed++);
-      ++run, failed += !check("long, parts", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 32, true, 2, seed++);
+      ++run, failed +=
+             !check("long, parts", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 32, true, 2, seed++);
     }
-    for (int kind : {0, 2, 4, 12}) ++run, failed += !check("1M", v, static_cast<Kind>(kind), {1 << 20}, 2048, 66, false, 0, seed++);
-    for (int n = 1; n < 300; n += 7) ++run, failed += !check("short", v, ties, {n, n + 1, n + 2}, 64, 1, true, 0, seed++);
+    for (int kind : {0, 2, 4, 12})
+      ++run, failed += !check("1M", v, static_cast<Kind>(kind), {1 << 20}, 2048, 66, false, 0, seed++);
+    for (int n = 1; n < 300; n += 7)
+      ++run, failed += !check("short", v, ties, {n, n + 1, n + 2}, 64, 1, true, 0, seed++);
   }
   std::printf("top-k: %d of %d cases failed\n", failed, run);
   return failed != 0;
@@ -233,7 +276,8 @@ __global__ void spin(long long clocks) {
   }
 }
 __global__ void fill_normal(float* x, std::size_t n, unsigned seed) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += std::size_t{gridDim.x} * blockDim.x) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x) {
     auto mix = [](unsigned long long z) {
       z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
       z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -265,7 +309,8 @@ struct Timer {
       GOOD(cudaDeviceSynchronize());
       for (int i = 0; i < 25; ++i) {
         float ms = 0;
-        GOOD(cudaEventElapsedTime(&ms, events[static_cast<std::size_t>(2 * i)], events[static_cast<std::size_t>(2 * i + 1)]));
+        GOOD(cudaEventElapsedTime(&ms, events[static_cast<std::size_t>(2 * i)],
+                                  events[static_cast<std::size_t>(2 * i + 1)]));
         times.push_back(ms * 1e3f);
       }
       for (auto& e : events) GOOD(cudaEventDestroy(e));
@@ -305,14 +350,23 @@ __global__ void nothing() {}
 
 int bench() {
   Timer timer;
-  std::printf("an empty kernel: %.1f us flushed, %.1f in a graph\n", timer.flushed([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }),
+  std::printf("an empty kernel: %.1f us flushed, %.1f in a graph\n",
+              timer.flushed([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }),
               timer.graph([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }));
   struct {
     int rows, length;
     std::vector<int> parts;
-  } cases[] = {{1, 8192, {1}},         {1, 65536, {8, 16, 32}}, {1, 131072, {8, 16, 32, 64}}, {1, 1 << 20, {32, 66, 128}},
-               {16, 65536, {4, 8, 16}}, {64, 8192, {1}},         {64, 65536, {1, 2, 4}},       {128, 131072, {1, 2}},
-               {256, 131072, {1, 2}},   {4096, 8192, {1}},       {4096, 32768, {1}}};
+  } cases[] = {{1, 8192, {1}},
+               {1, 65536, {8, 16, 32}},
+               {1, 131072, {8, 16, 32, 64}},
+               {1, 1 << 20, {32, 66, 128}},
+               {16, 65536, {4, 8, 16}},
+               {64, 8192, {1}},
+               {64, 65536, {1, 2, 4}},
+               {128, 131072, {1, 2}},
+               {256, 131072, {1, 2}},
+               {4096, 8192, {1}},
+               {4096, 32768, {1}}};
   for (const auto& c : cases) {
     CudaParams p{};
     const std::size_t n = static_cast<std::size_t>(c.rows) * static_cast<std::size_t>(c.length);
@@ -332,9 +386,11 @@ int bench() {
         auto call = [&](cudaStream_t s) { launch(v, p, s); };
         const float flushed = timer.flushed(call), graph = timer.graph(call);
         GOOD(cudaDeviceSynchronize());
-        std::printf("topk.f32.rows%d.len%d.k2048 %s parts %d: %.1f us, in a graph %.1f us\n", c.rows, c.length, v.name, parts, flushed, graph);
+        std::printf("topk.f32.rows%d.len%d.k2048 %s parts %d: %.1f us, in a graph %.1f us\n", c.rows, c.length, v.name,
+                    parts, flushed, graph);
       }
-    for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_lengths), static_cast<void*>(p.out.positions), static_cast<void*>(p.tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
+    for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_lengths), static_cast<void*>(p.out.positions),
+                    static_cast<void*>(p.tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
       GOOD(cudaFree(d));
   }
   return 0;

@@ -22,7 +22,8 @@ void expect_reference(const Backend& cuda, const Layout& layout, ScaleRule rule)
   Random random(9);
   std::vector<T> latents, ropes;
   for (std::int64_t i = 0; i < kTokens * layout.latent; ++i)  // from far below to far above a group's usual size
-    latents.push_back(base::round_to<T>(random.uniform_f32(1.f) * std::exp2(static_cast<float>(random.below(40)) - 30)));
+    latents.push_back(
+        base::round_to<T>(random.uniform_f32(1.f) * std::exp2(static_cast<float>(random.below(40)) - 30)));
   for (std::int64_t i = 0; i < kTokens * layout.rope; ++i) ropes.push_back(base::round_to<T>(random.uniform_f32(2.f)));
   for (std::int64_t i = 0; i < layout.latent; ++i) latents[static_cast<std::size_t>(i)] = base::round_to<T>(0.f);
   latents[static_cast<std::size_t>(2 * layout.latent + 130)] = base::round_to<T>(kNan);
@@ -68,10 +69,10 @@ void expect_reference(const Backend& cuda, const Layout& layout, ScaleRule rule)
 
 TEST_F(KvOnCuda, LatentRowsAreTheReferencesBytes) {
   const Backend cuda = backend();
-  for (const Layout& layout : {Layout{"bf16", KvFormat::bf16, 512, 64}, Layout{"bf16_nope", KvFormat::bf16, 512, 0},
-                               Layout{"fp8_ds_mla", KvFormat::fp8_ds_mla, 512, 64},
-                               Layout{"fp8_nope", KvFormat::fp8_nope, 512, 0},
-                               Layout{"fp8_nope_in_656", KvFormat::fp8_nope, 512, 0, 128}})
+  for (const Layout& layout :
+       {Layout{"bf16", KvFormat::bf16, 512, 64}, Layout{"bf16_nope", KvFormat::bf16, 512, 0},
+        Layout{"fp8_ds_mla", KvFormat::fp8_ds_mla, 512, 64}, Layout{"fp8_nope", KvFormat::fp8_nope, 512, 0},
+        Layout{"fp8_nope_in_656", KvFormat::fp8_nope, 512, 0, 128}})
     for (ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two}) {
       expect_reference<float>(cuda, layout, rule);
       expect_reference<bf16>(cuda, layout, rule);
@@ -88,7 +89,8 @@ TEST_F(KvOnCuda, IndexKeysComeBack) {
   std::vector<std::int32_t> slots;
   for (int i = 0; i < kN; ++i) slots.push_back(static_cast<std::int32_t>(random.below(kPages * kPage + 4)) - 2);
   GatherIndexKeysArgs args{{IndexFormat::fp8, tensor(pages.data(), {kPages, kPage, kIndexKeyBytes})},
-                           tensor(slots.data(), {kN}), tensor(want_keys.data(), {kN, kIndexDim}),
+                           tensor(slots.data(), {kN}),
+                           tensor(want_keys.data(), {kN, kIndexDim}),
                            tensor(want_scales.data(), {kN})};
   gather_index_keys(Backend::reference(), args);
   OnDevice device(cuda.device());

@@ -37,12 +37,12 @@ Scores random_row(std::int64_t n, Random& random, int kind) {
     const auto bits = static_cast<std::uint32_t>(random.bits());
     switch (kind) {
       case 0: x = random.uniform_f32(1.f); break;
-      case 1: x = static_cast<float>(random.below(5) - 2); break;                            // ties, +0 and -0 below
-      case 2: x = bits % 16 ? (bits & 64 ? 0.f : -0.f) : random.uniform_f32(1.f); break;     // mostly zero
-      case 3: x = std::bit_cast<float>(0x3F800000u | (bits & 1023u)); break;                 // near ties
+      case 1: x = static_cast<float>(random.below(5) - 2); break;                         // ties, +0 and -0 below
+      case 2: x = bits % 16 ? (bits & 64 ? 0.f : -0.f) : random.uniform_f32(1.f); break;  // mostly zero
+      case 3: x = std::bit_cast<float>(0x3F800000u | (bits & 1023u)); break;              // near ties
       case 4: x = bits % 3 ? random.uniform_f32(1.f) : std::bit_cast<float>(0x7F800001u | (bits & 0x807FFFFFu)); break;
       case 5: x = bits % 8 ? random.uniform_f32(1.f) : (bits & 64 ? kInf : -kInf); break;
-      default: x = std::bit_cast<float>(bits); break;                                        // any bits
+      default: x = std::bit_cast<float>(bits); break;  // any bits
     }
   }
   return row;
@@ -95,7 +95,8 @@ TEST_F(TopkOnCuda, Tickets) {
   const Backend cuda = backend();
   Random random(5);
   const CudaWorkspace workspace(cuda, topk_workspace_bytes(cuda, {64, 131072 + 9, 2048}));
-  const TopkProblem long_row({random_row(131072, random, 0)}), many(std::vector<Scores>(20, random_row(40000, random, 0))),
+  const TopkProblem long_row({random_row(131072, random, 0)}),
+      many(std::vector<Scores>(20, random_row(40000, random, 0))),
       tied({random_row(100000, random, 2), random_row(9000, random, 3)});
   for (int round = 0; round < 3; ++round)
     for (const TopkProblem* problem : {&long_row, &many, &tied})

@@ -216,6 +216,9 @@ void score(const TierShape& shape, std::byte* scratch, const std::byte* const* k
     if (shape.key == Element::e4m3) load_tile<Element::e4m3>(keys + k, s.tile, scale);
     else if (shape.key == Element::bf16) load_tile<Element::bf16>(keys + k, s.tile, scale);
     else load_tile<Element::f32>(keys + k, s.tile, scale);
+    if (k + kBlock < n)
+      for (Index j = k + kBlock; j < k + 2 * kBlock; ++j)
+        for (Index i = 0; i < kDim * bytes(shape.key); i += 64) __builtin_prefetch(keys[j] + i, 0, 3);
     for (Index i = 0; i < n_rows; ++i) {
       const Operand* q = s.q + rows[i] * s.heads * kDim;
       const float* weights = s.weights + rows[i] * s.heads;

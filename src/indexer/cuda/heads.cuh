@@ -20,8 +20,9 @@ __device__ inline double sum_of_warp(double x) {
 
 __device__ inline void rotate(HeadValues& x, const CudaRope& rope, std::int64_t token, int lane) {
   if (rope.style == RopeStyle::none) return;
-  const std::int64_t position = rope.wide ? static_cast<const std::int64_t*>(rope.positions)[token * rope.positions_step]
-                                          : static_cast<const int*>(rope.positions)[token * rope.positions_step];
+  const std::int64_t position = rope.wide
+                                    ? static_cast<const std::int64_t*>(rope.positions)[token * rope.positions_step]
+                                    : static_cast<const int*>(rope.positions)[token * rope.positions_step];
   // A position out of range is rejected on host backends; here it reads the table's first row.
   const std::int64_t row = (position >= 0 && position < rope.most ? position : 0) * rope.table_row;
   auto table = [&](int i) {
@@ -85,7 +86,8 @@ __global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
   if (p.fp8) {
     const float key_scale = store_codes(x, p.rule, p.floor, place.page + place.offset * 128, lane);
     if (lane == 0)
-      reinterpret_cast<float*>(place.page + static_cast<std::int64_t>(p.cache.page_size) * 128)[place.offset] = key_scale;
+      reinterpret_cast<float*>(place.page + static_cast<std::int64_t>(p.cache.page_size) * 128)[place.offset] =
+          key_scale;
   } else {
     store_bf16(x, reinterpret_cast<bf16*>(place.page + place.offset * p.cache.row_bytes), lane);
   }
@@ -108,8 +110,8 @@ __global__ void queries_kernel(const __grid_constant__ QueryParams p) {
   if (p.fp8) scale = store_codes(x, p.rule, p.floor, static_cast<unsigned char*>(p.out) + out, lane);
   else store_bf16(x, static_cast<bf16*>(p.out) + out, lane);
   if (lane == 0) {
-    const double weight = static_cast<double>(
-        kv::load_real(p.weights, p.weights_f32, token * p.weights_token + head * p.weights_head));
+    const double weight =
+        static_cast<double>(kv::load_real(p.weights, p.weights_f32, token * p.weights_token + head * p.weights_head));
     p.out_weights[token * p.out_weights_token + head * p.out_weights_head] =
         static_cast<float>(weight * static_cast<double>(p.weight_scale) * static_cast<double>(scale));
   }

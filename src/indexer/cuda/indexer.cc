@@ -34,8 +34,9 @@ base::Lack misplaced(const IndexCache& cache) {
 
 base::Lack spread(const TensorView& view, const char* name) {
   const int last = view.rank - 1;
-  return view && view.dim(last) > 1 && view.step(last) != 1 ? base::Lack(name) + " must have a contiguous last dimension"
-                                                            : base::Lack("");
+  return view && view.dim(last) > 1 && view.step(last) != 1
+             ? base::Lack(name) + " must have a contiguous last dimension"
+             : base::Lack("");
 }
 
 template <std::size_t N>
@@ -99,9 +100,7 @@ void launch(const base::Exec& exec, const cuda::Context& context, const void* ke
   cuda::launch(kernel, ctas, threads, smem_bytes, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
 }
 
-const cuda::Context& context_of(const base::Exec& exec) {
-  return cuda::prepared_context(exec.backend.device().index);
-}
+const cuda::Context& context_of(const base::Exec& exec) { return cuda::prepared_context(exec.backend.device().index); }
 
 }  // namespace
 

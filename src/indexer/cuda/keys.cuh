@@ -52,9 +52,9 @@ __device__ inline std::uint32_t f16_pair(std::uint32_t codes) {
 }
 
 // What a lane holds of one key or head of 128 values, by the instruction that multiplies it.
-struct Fp8Words {  // sm_89 on
-  static constexpr int kTiles = 4;             // of 16 keys that a warp holds
-  static constexpr float kFactor = 0.5f;       // 2 relu(x) = x + |x|
+struct Fp8Words {                         // sm_89 on
+  static constexpr int kTiles = 4;        // of 16 keys that a warp holds
+  static constexpr float kFactor = 0.5f;  // 2 relu(x) = x + |x|
   std::uint32_t w[8];
   __device__ void set(uint4 low, uint4 high) {
     w[0] = low.x, w[1] = low.y, w[2] = low.z, w[3] = low.w, w[4] = high.x, w[5] = high.y, w[6] = high.z, w[7] = high.w;
@@ -136,7 +136,9 @@ struct WarpKeys {
       if (!missing) physical = __ldg(p.table + source * p.table_row + page);
       missing |= physical < 0 || physical >= p.pages;
       if (missing) physical = 0;
-      scales = reinterpret_cast<const float*>(p.keys + physical * p.page_bytes + static_cast<std::int64_t>(p.page_size) * kDim) + inside;
+      scales = reinterpret_cast<const float*>(p.keys + physical * p.page_bytes +
+                                              static_cast<std::int64_t>(p.page_size) * kDim) +
+               inside;
     } else {
       scales = p.scales;
     }
@@ -145,7 +147,8 @@ struct WarpKeys {
       const unsigned char *low, *high;  // keys g and g + 8 of the tile
       if (p.table) {
         constexpr int kOwner = kMine == 2 ? 1 : 2;
-        low = p.keys + __shfl_sync(~0u, physical, t * kOwner) * p.page_bytes + (__shfl_sync(~0u, inside, t * kOwner) + g) * kDim;
+        low = p.keys + __shfl_sync(~0u, physical, t * kOwner) * p.page_bytes +
+              (__shfl_sync(~0u, inside, t * kOwner) + g) * kDim;
         high = low + 8 * kDim;
       } else {
         low = p.keys + contiguous(p, source, first + 16 * t + g) * p.page_bytes;
@@ -162,7 +165,8 @@ struct WarpKeys {
   }
 
   // score[i] of this lane: over `groups` groups of eight heads.
-  __device__ void scores(const unsigned char* heads, const float* weights, int groups, int lane, float (&score)[kMine]) const {
+  __device__ void scores(const unsigned char* heads, const float* weights, int groups, int lane,
+                         float (&score)[kMine]) const {
     const int g = lane / 4, c = lane % 4;
     float sum[kTiles][2] = {};
 #pragma unroll 2
@@ -200,7 +204,8 @@ struct WarpKeys {
   }
 
   // Stores a row's scores, for columns first .. first + kKeys - 1.
-  __device__ static void store(const CudaScoreParams& p, int row, int length, int first, int lane, const float (&score)[kMine]) {
+  __device__ static void store(const CudaScoreParams& p, int row, int length, int first, int lane,
+                               const float (&score)[kMine]) {
     float* logits = p.logits + row * p.logits_row + first;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {

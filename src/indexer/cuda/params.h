@@ -20,9 +20,9 @@ struct CudaScoreParams {
 
   // Keys: page j / page_size of the source's table, or side by side (table null).
   const unsigned char* keys;
-  std::int64_t page_bytes;  // contiguous: from key to key
+  std::int64_t page_bytes;           // contiguous: from key to key
   int page_size, page_shift, pages;  // page_shift: log2 of page_size, -1 where that is no integer
-  const int* table;  // [requests, table_pages]
+  const int* table;                  // [requests, table_pages]
   std::int64_t table_row;
   int requests, table_pages;
   const float* scales;  // contiguous keys: [n]

@@ -18,7 +18,7 @@ namespace sievemla::stage::indexer {
 
 // ---- many rows --------------------------------------------------------------------------------------
 
-inline constexpr int kStageRows = 8;     // at most; of heads that are padded to a multiple of 8
+inline constexpr int kStageRows = 8;  // at most; of heads that are padded to a multiple of 8
 
 // The longest of rows [row, end) with this source; by a warp.
 __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int source, int lane) {
@@ -57,7 +57,8 @@ struct Held {
     auto& stage = s.stage[at];
 #pragma unroll 1
     for (int i = 0; i < stage_rows && row + i < end; ++i)
-      copy_query(p, row + i, padded, stage.heads + i * padded * kDim, stage.weights + i * padded, thread, Tile::kThreads);
+      copy_query(p, row + i, padded, stage.heads + i * padded * kDim, stage.weights + i * padded, thread,
+                 Tile::kThreads);
     if (thread < stage_rows && row + thread < end) {
       cuda::cp_async_4(cuda::shared_address(&stage.length[thread]), p.lengths + row + thread, 4);
       if (p.source) cuda::cp_async_4(cuda::shared_address(&stage.source[thread]), p.source + row + thread, 4);
@@ -110,7 +111,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
   extern __shared__ __align__(1024) unsigned char smem[];
   const int block = static_cast<int>(blockIdx.x);
   Held<Tile>{p, *reinterpret_cast<HeldSmem<Tile>*>(smem)}.run(block / key_blocks * kHeldRows,
-                                                             block % key_blocks * Tile::kKeys);
+                                                              block % key_blocks * Tile::kKeys);
 }
 
 // The same by warpgroups.
@@ -204,12 +205,13 @@ struct HeldGroup {
 };
 
 template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_group_kernel(
-    const __grid_constant__ CudaScoreParams p, int key_blocks) {
+__global__ __launch_bounds__(Tile::kThreads,
+                             Tile::kCtas) void held_group_kernel(const __grid_constant__ CudaScoreParams p,
+                                                                 int key_blocks) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const int block = static_cast<int>(blockIdx.x);
   HeldGroup<Tile>{p, *reinterpret_cast<HeldGroupSmem<Tile>*>(smem)}.run(block / key_blocks * kHeldRows,
-                                                                       block % key_blocks * Tile::kKeys);
+                                                                        block % key_blocks * Tile::kKeys);
 }
 
 // ---- few rows ---------------------------------------------------------------------------------------
@@ -346,8 +348,8 @@ constexpr int pass_group_smem_bytes(int heads, int fold) {
 }
 
 template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_group_kernel(
-    const __grid_constant__ CudaScoreParams p, int fold) {
+__global__ __launch_bounds__(Tile::kThreads,
+                             Tile::kCtas) void pass_group_kernel(const __grid_constant__ CudaScoreParams p, int fold) {
   using Keys = typename Tile::Keys;
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;

@@ -113,8 +113,8 @@ template <int Tiles, bool Natural>
 struct GroupKeys {
   static constexpr int kTiles = Tiles, kKeys = 16 * Tiles;  // of a warp
   std::uint32_t word[kTiles][2][8];                         // rows g and g + 8, by step
-  float scale[kTiles];  // of the row whose score this lane stores
-  unsigned missing;     // bit per tile: its page lies nowhere
+  float scale[kTiles];                                      // of the row whose score this lane stores
+  unsigned missing;                                         // bit per tile: its page lies nowhere
 
   __device__ static int stored_row(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 

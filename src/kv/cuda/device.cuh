@@ -33,10 +33,7 @@ __device__ inline float scale_of_group(const float (&x)[N], ScaleRule rule, floa
   unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7FFFFFFFu);
-  largest = __reduce_max_sync(~0u, largest);
-  if (largest >= 0x7F800000u) return __uint_as_float(0x7FC00000u);
-  const float amax = fmaxf(__uint_as_float(largest), floor);
-  return amax > 0.f ? group_scale(amax, rule) : 1.f;
+  return scale_of(__reduce_max_sync(~0u, largest), rule, floor);
 }
 // A code of a group: 0 where its scale is NaN.
 __device__ inline std::uint8_t code_of(float x, float scale) {

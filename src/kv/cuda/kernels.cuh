@@ -46,7 +46,8 @@ __global__ void gather_latent_kernel(const __grid_constant__ LatentParams p) {
     if (there && p.format == KvFormat::bf16) {
       x = base::to_f32(reinterpret_cast<const bf16*>(from)[i]);
     } else if (there && i < p.latent) {
-      const float scale = reinterpret_cast<const float*>(from + Fp8DsMlaRow::kScaleOffset)[i / Fp8DsMlaRow::kScaleGroup];
+      const float scale =
+          reinterpret_cast<const float*>(from + Fp8DsMlaRow::kScaleOffset)[i / Fp8DsMlaRow::kScaleGroup];
       x = static_cast<double>(from_e4m3(from[i])) * static_cast<double>(scale);
     } else if (there) {
       x = base::to_f32(reinterpret_cast<const bf16*>(from + Fp8DsMlaRow::kRopeOffset)[i - p.latent]);
@@ -66,7 +67,8 @@ __global__ void gather_index_keys_kernel(const __grid_constant__ IndexGatherPara
     p.keys[row * p.keys_row + i] = there ? from[i] : std::uint8_t{0};
   if (p.scaled && threadIdx.x == 0)
     p.scales[row * p.scales_step] =
-        there ? reinterpret_cast<const float*>(at.page + static_cast<std::int64_t>(p.cache.page_size) * 128)[at.offset] : 0.f;
+        there ? reinterpret_cast<const float*>(at.page + static_cast<std::int64_t>(p.cache.page_size) * 128)[at.offset]
+              : 0.f;
 }
 
 template <class Arch>

@@ -46,7 +46,8 @@ LatentParams params_of(const KvCache& cache, const TensorView& slots, const Tens
 }
 
 template <class Params>
-void launch(const base::Exec& exec, const void* ConfigKernels::*kernel, std::int64_t rows, Params p, const char* where) {
+void launch(const base::Exec& exec, const void* ConfigKernels::* kernel, std::int64_t rows, Params p,
+            const char* where) {
   if (rows == 0) return;
   const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
   const cuda::CurrentDevice current(context.device);

@@ -39,7 +39,7 @@ struct LatentParams {
 struct IndexGatherParams {
   CudaSlots at;
   CudaCache cache;
-  int key_bytes;   // 128, or 256 of a bf16 cache
+  int key_bytes;  // 128, or 256 of a bf16 cache
   bool scaled;
   unsigned char* keys;
   std::int64_t keys_row;

@@ -19,7 +19,8 @@ __device__ inline std::int64_t slot_of(const CudaSlotMap& map, const int* pages,
   if (position < 0 || !pages) return -1;
   auto at = static_cast<unsigned>(position);
   if (map.ranks > 1) {
-    const unsigned run = static_cast<unsigned>(map.interleave), turn = at / run, ranks = static_cast<unsigned>(map.ranks);
+    const unsigned run = static_cast<unsigned>(map.interleave), turn = at / run,
+                   ranks = static_cast<unsigned>(map.ranks);
     if (turn % ranks != static_cast<unsigned>(map.rank)) return -1;
     at = turn / ranks * run + at % run;
   }

@@ -8,12 +8,12 @@ namespace sievemla::stage::topk {
 
 // SlotMap on the device.
 struct CudaSlotMap {
-  const int* table;         // [requests, pages]
-  std::int64_t table_row;   // in elements
+  const int* table;        // [requests, pages]
+  std::int64_t table_row;  // in elements
   int requests, pages;
-  const int* row_request;   // [rows], or null: request = row / rows_per_request
+  const int* row_request;  // [rows], or null: request = row / rows_per_request
   int rows_per_request;
-  int page_size;            // at most 2^31 - 1
+  int page_size;  // at most 2^31 - 1
   int rank, ranks, interleave;
 };
 

@@ -20,8 +20,8 @@
 namespace sievemla::stage::topk {
 
 inline constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-inline constexpr int kFew = 64;      // in the last bin: ranked by comparing all with all
-inline constexpr int kStrip = 512;   // scores a warp filters at a time
+inline constexpr int kFew = 64;       // in the last bin: ranked by comparing all with all
+inline constexpr int kStrip = 512;    // scores a warp filters at a time
 inline constexpr int kStrips = 1024;  // that a CTA filters, at most
 
 // Threads of a CTA, list entries of each, and CTAs wanted on a multiprocessor.
@@ -52,7 +52,7 @@ struct SelectSmem {
     int chosen[Tile::kList];   // positions to be stored
   };
   // From here on for long rows only.
-  int position[Tile::kList];                                  // of the list
+  int position[Tile::kList];  // of the list
   int listed;
   unsigned short strip_count[kStrips], strip_first[kStrips];  // in the list, as filtered
   int move[kStrips];  // by strip: from there to its place in the list; by part: the first of its entries
@@ -65,7 +65,9 @@ __device__ inline int key_of(float score) {
   const int bits = __float_as_int(score), sign = bits >> 31;
   return ((bits & 0x7FFFFFFF) ^ sign) - sign;
 }
-__device__ inline float score_of(int key) { return __int_as_float(key < 0 ? -key | static_cast<int>(0x80000000) : key); }
+__device__ inline float score_of(int key) {
+  return __int_as_float(key < 0 ? -key | static_cast<int>(0x80000000) : key);
+}
 inline constexpr int kInfinity = 0x7F800000;
 // Bins of equal width between two keys: (key - low) >> shift.
 __device__ inline int shift_of(int low, int high) {
@@ -362,8 +364,8 @@ struct Select {
         if ((mine >> i & 1) && key > high) above |= 1u << i;
         if ((mine >> i & 1) && key >= low && key <= high) ties |= 1u << i;
       }
-      stored += emit(above, ties, need, static_cast<int>(stored),
-                     [&](int entry) { return static_cast<int>(block) + entry; });
+      stored +=
+          emit(above, ties, need, static_cast<int>(stored), [&](int entry) { return static_cast<int>(block) + entry; });
       __syncthreads();
     }
   }
@@ -404,7 +406,8 @@ struct Select {
   // vary as a Poisson variable does. -inf: no use.
   __device__ float guess(const Groups& groups, int k) {
     const int samples = groups.length > (1 << 19) ? kList : kList / 2;
-    const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(groups.length));
+    const float share =
+        static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(groups.length));
     const int rank = static_cast<int>(share + 4.5f * root(share) + 5.f);
     if (rank >= samples) return -INFINITY;
     const int skip = (4 - groups.ahead) % 4 == 0 ? 0 : 1, last = static_cast<int>((groups.length + groups.ahead) / 4);
@@ -487,8 +490,7 @@ struct Select {
 #pragma unroll 1
     for (int strip = begin + warp - kWarps; strip < end; strip += kWarps) {
       if (strip + kWarps < end) groups.load(strip + kWarps, lane, next);
-      if (strip >= begin)
-        filter(now, threshold, strip - begin, strip * kStrip - groups.ahead);
+      if (strip >= begin) filter(now, threshold, strip - begin, strip * kStrip - groups.ahead);
 #pragma unroll
       for (int j = 0; j < 4; ++j) now[j] = next[j];
     }
@@ -604,8 +606,9 @@ struct Select {
     const float* scores = p.scores + row * p.scores_row + start;
     if (n <= kList) {
       if (part > 0) return;
-      select(static_cast<int>(n), k, [&](int entry) { return canonical(__ldg(scores + entry)); },
-             [](int entry) { return entry; });
+      select(
+          static_cast<int>(n), k, [&](int entry) { return canonical(__ldg(scores + entry)); },
+          [](int entry) { return entry; });
     } else if constexpr (Long) {
       const Groups groups(scores, n);
       // A quarter of the list is left for what the guess is off by.
@@ -616,8 +619,7 @@ struct Select {
       if (listed < 0) return;
       if (listed >= k && listed <= kList)
         select(listed, k, [&](int entry) { return s.score[entry]; }, [&](int entry) { return s.position[entry]; });
-      else
-        read_row_again<Tile>(p, s, row, scores, n, k);
+      else read_row_again<Tile>(p, s, row, scores, n, k);
     }
     for (int i = k + thread; i < p.k; i += kThreads) ids.store(p.out, i, -1);
   }

@@ -38,8 +38,9 @@ Layout layout(std::int64_t width, int multiprocessors) {
 
 base::Lack spread(const TensorView& view, const char* name) {
   const int last = view.rank - 1;
-  return view && view.dim(last) > 1 && view.step(last) != 1 ? base::Lack(name) + " must have a contiguous last dimension"
-                                                            : base::Lack("");
+  return view && view.dim(last) > 1 && view.step(last) != 1
+             ? base::Lack(name) + " must have a contiguous last dimension"
+             : base::Lack("");
 }
 
 base::Lack lacks_map(const SlotMap& map) {
@@ -74,9 +75,9 @@ const ConfigKernels& kernels_on(const cuda::Context& context) { return cuda::ker
 base::Lack topk_cuda_lacks(const TopkArgs& args) {
   if (args.scores.dim(0) > kMost) return "there must be at most 2^30 rows";
   if ((args.positions ? args.positions : args.slots).dim(1) > kMost) return "k must be at most 2^30";
-  for (const base::Lack& fault : {spread(args.starts, "starts"), spread(args.lengths, "lengths"),
-                                  spread(args.positions, "positions"), spread(args.slots, "slots"),
-                                  args.slots ? lacks_map(args.map) : base::Lack("")})
+  for (const base::Lack& fault :
+       {spread(args.starts, "starts"), spread(args.lengths, "lengths"), spread(args.positions, "positions"),
+        spread(args.slots, "slots"), args.slots ? lacks_map(args.map) : base::Lack("")})
     if (!fault.empty()) return fault;
   return "";
 }
@@ -106,7 +107,7 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
     p.lists = reinterpret_cast<ListEntry*>(space + at.lists);
   }
   const ConfigKernels& kernels = kernels_on(context);
-  const SelectKernel& kernel = width > kListEntries                ? kernels.any
+  const SelectKernel& kernel = width > kListEntries                 ? kernels.any
                                : rows > 2 * context.multiprocessors ? kernels.dense
                                                                     : kernels.one_list;
   void* arguments[] = {&p};
@@ -145,9 +146,14 @@ base::Lack expand_pools_cuda_lacks(const ExpandPoolsArgs& args) {
 void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
   const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
   const cuda::CurrentDevice current(context.device);
-  PoolParams p{static_cast<const int*>(args.pools.data), args.pools.step(0), static_cast<int>(args.pools.dim(1)),
-               static_cast<const int*>(args.lengths.data), args.kpool, static_cast<int*>(args.positions.data),
-               args.positions.step(0), args.positions.dim(1)};
+  PoolParams p{static_cast<const int*>(args.pools.data),
+               args.pools.step(0),
+               static_cast<int>(args.pools.dim(1)),
+               static_cast<const int*>(args.lengths.data),
+               args.kpool,
+               static_cast<int*>(args.positions.data),
+               args.positions.step(0),
+               args.positions.dim(1)};
   void* arguments[] = {&p};
   cuda::launch(kernels_on(context).pools, args.pools.dim(0), kIdThreads, 0,
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "expand_pools");
