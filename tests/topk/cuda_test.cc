@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/topk/cuda_test.cc -- stage 2 on a CUDA device gives the ids of the definition, whatever the rows and how they are
-// cut up.
+// tests/topk/cuda_test.cc -- stage 2 on a CUDA device gives the ids of the definition, whatever the rows and however
+// they are cut up.
 #include <bit>
 
 #include "support/on_cuda.h"

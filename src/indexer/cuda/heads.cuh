@@ -5,8 +5,8 @@
 // In double up to the one rounding that the format does, as the reference; only sums add in another order. Lane l has
 // elements l, l + 32, l + 64, l + 96.
 #pragma once
+#include "cuda/cache.cuh"
 #include "indexer/cuda/params.h"
-#include "kv/cuda/device.cuh"
 
 namespace sievemla::stage::indexer {
 
@@ -26,7 +26,7 @@ __device__ inline void rotate(HeadValues& x, const CudaRope& rope, std::int64_t 
   // A position out of range is rejected on host backends; here it reads the table's first row.
   const std::int64_t row = (position >= 0 && position < rope.most ? position : 0) * rope.table_row;
   auto table = [&](int i) {
-    return static_cast<double>(kv::load_real(rope.cos_sin, rope.f32, row + i * rope.table_step));
+    return static_cast<double>(cuda::load_real(rope.cos_sin, rope.f32, row + i * rope.table_step));
   };
   if (rope.style == RopeStyle::half_split) {
     const double cosine = table(lane), sine = table(lane + 32), first = x[0];
@@ -47,9 +47,9 @@ __device__ inline void rotate(HeadValues& x, const CudaRope& rope, std::int64_t 
 __device__ inline float store_codes(const HeadValues& x, ScaleRule rule, float floor, unsigned char* out, int lane) {
   const float rounded[4] = {static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]),
                             static_cast<float>(x[3])};
-  const float scale = kv::scale_of_group(rounded, rule, floor);
+  const float scale = cuda::scale_of_group(rounded, rule, floor);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out[lane + 32 * i] = kv::code_of(rounded[i], scale);
+  for (int i = 0; i < 4; ++i) out[lane + 32 * i] = cuda::code_of(rounded[i], scale);
   return scale;
 }
 __device__ inline void store_bf16(const HeadValues& x, bf16* out, int lane) {
@@ -62,13 +62,13 @@ __global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / 32;
   if (token >= p.tokens) return;
-  const std::int64_t slot = kv::slot_at(p.at, token);
+  const std::int64_t slot = cuda::slot_at(p.at, token);
   if (slot < 0 || slot >= p.cache.slots) return;
   HeadValues x;
   double mean = 0, variance = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    x[i] = static_cast<double>(kv::load_real(p.k, p.k_f32, token * p.k_row + (lane + 32 * i) * p.k_step));
+    x[i] = static_cast<double>(cuda::load_real(p.k, p.k_f32, token * p.k_row + (lane + 32 * i) * p.k_step));
     mean += x[i];
   }
   mean = sum_of_warp(mean) / 128;
@@ -78,11 +78,11 @@ __global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int at = lane + 32 * i;
-    x[i] = (x[i] - mean) * scale * static_cast<double>(kv::load_real(p.weight, p.weight_f32, at * p.weight_step)) +
-           static_cast<double>(kv::load_real(p.bias, p.bias_f32, at * p.bias_step));
+    x[i] = (x[i] - mean) * scale * static_cast<double>(cuda::load_real(p.weight, p.weight_f32, at * p.weight_step)) +
+           static_cast<double>(cuda::load_real(p.bias, p.bias_f32, at * p.bias_step));
   }
   rotate(x, p.rope, token, lane);
-  const kv::SlotPlace place(p.cache, slot);
+  const cuda::SlotPlace place(p.cache, slot);
   if (p.fp8) {
     const float key_scale = store_codes(x, p.rule, p.floor, place.page + place.offset * 128, lane);
     if (lane == 0)
@@ -103,7 +103,7 @@ __global__ void queries_kernel(const __grid_constant__ QueryParams p) {
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     x[i] = static_cast<double>(
-        kv::load_real(p.q, p.q_f32, token * p.q_token + head * p.q_head + (lane + 32 * i) * p.q_step));
+        cuda::load_real(p.q, p.q_f32, token * p.q_token + head * p.q_head + (lane + 32 * i) * p.q_step));
   rotate(x, p.rope, token, lane);
   const std::int64_t out = token * p.out_token + head * p.out_head;
   float scale = 1.f;
@@ -111,7 +111,7 @@ __global__ void queries_kernel(const __grid_constant__ QueryParams p) {
   else store_bf16(x, static_cast<bf16*>(p.out) + out, lane);
   if (lane == 0) {
     const double weight =
-        static_cast<double>(kv::load_real(p.weights, p.weights_f32, token * p.weights_token + head * p.weights_head));
+        static_cast<double>(cuda::load_real(p.weights, p.weights_f32, token * p.weights_token + head * p.weights_head));
     p.out_weights[token * p.out_weights_token + head * p.out_weights_head] =
         static_cast<float>(weight * static_cast<double>(p.weight_scale) * static_cast<double>(scale));
   }

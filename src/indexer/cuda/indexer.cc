@@ -46,7 +46,7 @@ base::Lack first_of(const base::Lack (&faults)[N]) {
   return "";
 }
 
-kv::CudaCache cache_of(const IndexCache& cache) {
+cuda::Pages cache_of(const IndexCache& cache) {
   const std::int64_t size = size_of(cache.pages.dtype);
   return {static_cast<unsigned char*>(cache.pages.data), cache.pages.step(0) * size, cache.pages.step(1) * size,
           cache.slots(), static_cast<int>(cache.page_size())};
@@ -74,7 +74,7 @@ CudaScoreParams params_of(const IndexScoreArgs& args) {
     p.scales = static_cast<const float*>(c.scales.data), p.n = c.keys.dim(0);
     if (c.starts) p.source = static_cast<const int*>(c.starts.data);
   } else {
-    const kv::CudaCache cache = cache_of(args.paged.cache);
+    const cuda::Pages cache = cache_of(args.paged.cache);
     p.keys = cache.pages, p.page_bytes = cache.page_bytes, p.page_size = cache.page_size;
     p.page_shift = std::has_single_bit(static_cast<unsigned>(p.page_size))
                        ? std::countr_zero(static_cast<unsigned>(p.page_size))

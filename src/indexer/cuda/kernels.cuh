@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/indexer/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in that config's own library.
+// src/indexer/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in its config's library.
 #pragma once
 #include "indexer/cuda/heads.cuh"
 #include "indexer/cuda/kernels.h"

@@ -3,7 +3,7 @@
 // src/indexer/cuda/keys.cuh -- keys and queries as matrix fragments, and the scores of a warp's keys.
 //
 // Keys are MMA rows, heads MMA columns. Any permutation of the 128 dimensions serves, if keys and queries share it: a
-// lane takes 16 bytes at 16 c and 16 bytes at 64 + 16 c of a key or head (c = lane % 4), as they lie in memory, and each
+// lane takes 16 bytes at 16 c and 16 bytes at 64 + 16 c of a key or head (c = lane % 4), as they lie in memory, and a
 // pair of 4-byte words is its part of one step. So keys go from global memory to registers with nothing in between.
 #pragma once
 #include <cstdint>

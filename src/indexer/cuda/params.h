@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/indexer/cuda/params.h -- what the score kernels are told. Plain C++; strides and offsets are 64-bit, in bytes where
+// src/indexer/cuda/params.h -- what the score kernels are told. Plain C++; strides are 64-bit, and in bytes where
 // the elements are bytes.
 //
 // A row's source says which keys it sees: its request with paged keys, its first key with contiguous ones.
 #pragma once
 #include <cstdint>
 
-#include "kv/cuda/params.h"
+#include "cuda/cache.h"
 #include "sievemla/indexer.h"
 
 namespace sievemla::stage::indexer {
@@ -52,8 +52,8 @@ struct CudaRope {
 
 // Strides in elements.
 struct WriteKeysParams {
-  kv::CudaSlots at;
-  kv::CudaCache cache;
+  cuda::SlotList at;
+  cuda::Pages cache;
   bool fp8;  // else bf16
   ScaleRule rule;
   float floor;

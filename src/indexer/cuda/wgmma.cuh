@@ -4,7 +4,7 @@
 // f16). Keys are A, in registers; 64 heads are B, in shared memory; sums are f32.
 //
 // Stages: 64 heads of 128 bytes, of as many rows as fit, in wgmma's layout: 16-byte piece i of head h lies at piece
-// i ^ h % 8. Every 32 dimensions are one step; within a step keys and queries may be permuted alike. A lane's words of a
+// i ^ h % 8. Every 32 dimensions are one step; in a step keys and queries may be permuted alike. A lane's words of a
 // step are (c, c + 4) if `Natural`, else (2 c, 2 c + 1), which it loads as one; c = lane % 4.
 #pragma once
 #include <cstdint>

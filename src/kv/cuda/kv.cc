@@ -29,9 +29,9 @@ base::Lack lacks(const KvCache& cache, std::int64_t rows) {
   return misplaced(cache.pages, "the cache");
 }
 
-CudaSlots slots_of(const TensorView& view) { return {view.data, view.dtype == DType::i64, view.step(0)}; }
+cuda::SlotList slots_of(const TensorView& view) { return {view.data, view.dtype == DType::i64, view.step(0)}; }
 
-CudaCache cache_of(const TensorView& pages, std::int64_t slots) {
+cuda::Pages cache_of(const TensorView& pages, std::int64_t slots) {
   const std::int64_t size = size_of(pages.dtype);
   return {static_cast<unsigned char*>(pages.data), pages.step(0) * size, pages.step(1) * size, slots,
           static_cast<int>(pages.dim(1))};

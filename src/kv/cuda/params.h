@@ -5,27 +5,14 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/cache.h"
 #include "sievemla/kv_format.h"
 
 namespace sievemla::kv {
 
-// [n] i32 or i64.
-struct CudaSlots {
-  const void* slots;
-  bool wide;
-  std::int64_t step;  // in elements
-};
-
-// Pages of rows, or of indexer keys.
-struct CudaCache {
-  unsigned char* pages;
-  std::int64_t page_bytes, row_bytes, slots;
-  int page_size;
-};
-
 struct LatentParams {
-  CudaSlots at;
-  CudaCache cache;
+  cuda::SlotList at;
+  cuda::Pages cache;
   KvFormat format;  // bf16, fp8_ds_mla or fp8_nope
   int latent, rope;
   // [n, latent] and [n, rope] f32 or bf16: of the writer; of the gatherer one tensor [n, latent + rope], and no second.
@@ -37,8 +24,8 @@ struct LatentParams {
 };
 
 struct IndexGatherParams {
-  CudaSlots at;
-  CudaCache cache;
+  cuda::SlotList at;
+  cuda::Pages cache;
   int key_bytes;  // 128, or 256 of a bf16 cache
   bool scaled;
   unsigned char* keys;

@@ -535,7 +535,7 @@ struct Select {
     __syncthreads();
   }
 
-  // Hands this CTA's n entries over. The last of a row's CTAs to arrive gets them all: the length of the list; the others
+  // Hands this CTA's n entries over. The last of a row's CTAs to arrive gets all: the length of the list; the others
   // get -1. Does not fit: more than kList.
   __device__ int hand_over(const Groups& groups, int n, int part, int begin) {
     const std::int64_t at = static_cast<std::int64_t>(row) * p.parts;
@@ -625,9 +625,8 @@ struct Select {
   }
 };
 
-// Apart, because it is rare: its registers shall not count.
 template <class Tile>
-__device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
+__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
                                             std::int64_t n, int k) {
   Select<Tile>(p, s, row).read_again(scores, n, k);
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kMost = std::int64_t{1} << 30;
 constexpr int kMostParts = 32;
 
-// CTAs that share a long row. A part costs its handing over: from a quarter of the multiprocessors on a row stays whole.
+// CTAs that share a long row. A part costs its handing over: fewer than four are not worth it.
 int parts_of(std::int64_t rows, std::int64_t width, int multiprocessors) {
   if (rows == 0 || width <= kListEntries) return 1;
   const std::int64_t parts = std::min({std::int64_t{kMostParts}, width / (kListEntries / 2), multiprocessors / rows});

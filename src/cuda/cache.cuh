@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/kv/cuda/device.cuh -- small things on the device that writers share: slots, real tensors, one scaled group.
+// src/cuda/cache.cuh -- what writers share on the device: slots, tensors of reals, one scaled group.
 #pragma once
 #include <cstdint>
 
 #include "base/number.h"
-#include "kv/cuda/params.h"
+#include "cuda/cache.h"
 #include "kv/quantise.h"
 
-namespace sievemla::kv {
+namespace sievemla::cuda {
 
-__device__ inline std::int64_t slot_at(const CudaSlots& s, std::int64_t i) {
+__device__ inline std::int64_t slot_at(const SlotList& s, std::int64_t i) {
   return s.wide ? static_cast<const std::int64_t*>(s.slots)[i * s.step] : static_cast<const int*>(s.slots)[i * s.step];
 }
 
@@ -18,7 +18,7 @@ __device__ inline std::int64_t slot_at(const CudaSlots& s, std::int64_t i) {
 struct SlotPlace {
   unsigned char* page;
   int offset;
-  __device__ SlotPlace(const CudaCache& cache, std::int64_t slot)
+  __device__ SlotPlace(const Pages& cache, std::int64_t slot)
       : page(cache.pages + slot / cache.page_size * cache.page_bytes),
         offset(static_cast<int>(slot % cache.page_size)) {}
 };
@@ -33,11 +33,11 @@ __device__ inline float scale_of_group(const float (&x)[N], ScaleRule rule, floa
   unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7FFFFFFFu);
-  return scale_of(__reduce_max_sync(~0u, largest), rule, floor);
+  return kv::scale_of(__reduce_max_sync(~0u, largest), rule, floor);
 }
 // A code of a group: 0 where its scale is NaN.
 __device__ inline std::uint8_t code_of(float x, float scale) {
-  return scale == scale ? to_e4m3(static_cast<double>(x) / static_cast<double>(scale)) : std::uint8_t{0};
+  return scale == scale ? kv::to_e4m3(static_cast<double>(x) / static_cast<double>(scale)) : std::uint8_t{0};
 }
 
-}  // namespace sievemla::kv
+}  // namespace sievemla::cuda
