@@ -14,9 +14,9 @@ struct Sm90 : Sm80 {
   static constexpr bool kWarpgroupMma = true;
 
   using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 3>, AttentionTile<16, 1, 32, 3, 2>,
-                             AttentionTile<32, 1, 32, 3, 2>, AttentionTile<32, 2, 32, 3, 1>>;
+                             AttentionTile<32, 1, 32, 3, 2>, WarpGroupTile>;
   using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
-                              AttentionTile<32, 1, 16, 4, 2>, AttentionTile<32, 2, 32, 3, 1>>;
+                              AttentionTile<32, 1, 16, 4, 2>, WarpGroupTile>;
 };
 static_assert(CudaArch<Sm90>);
 

@@ -169,7 +169,7 @@ struct HeldGroup {
 #pragma unroll 1
     for (int row = first_row; row < end; row += stage_rows) {
       cuda::cp_async_wait<Tile::kStages - 2>();
-      fence_async();
+      cuda::fence_async();
       __syncthreads();
       const int ahead = row + (Tile::kStages - 1) * stage_rows;
       if (ahead < end) fetch(ahead, end, at == 0 ? Tile::kStages - 1 : at - 1);
@@ -375,7 +375,7 @@ __global__ __launch_bounds__(Tile::kThreads,
     now.load(p, place, source, first_of(tile), lane);
     place = Keys::locate(p, source, first_of(tile + Tile::kGroups), longest);
     cuda::cp_async_wait<0>();
-    fence_async();
+    cuda::fence_async();
     __syncthreads();
 #pragma unroll 1
     for (; tile < end; tile += Tile::kGroups) {
