@@ -626,8 +626,8 @@ struct Select {
 };
 
 template <class Tile>
-__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
-                                            std::int64_t n, int k) {
+__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, std::int64_t n,
+                               int k) {
   Select<Tile>(p, s, row).read_again(scores, n, k);
 }
 
