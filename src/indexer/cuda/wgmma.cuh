@@ -17,7 +17,7 @@ namespace sievemla::stage::indexer {
 
 inline constexpr int kStageHeads = 64;
 
-// Seen in the code of every config, unlike cuda/ptx/sm90a.cuh's: one template serves all, and only sm_90 instantiates it.
+// Seen by every config, unlike those of cuda/ptx/sm90a.cuh: one template serves all, and only sm_90 instantiates it.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Left>
