@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/doctor_model.cc -- facts of the model: sizes, layers, weights and cache dtype, from the small files of a checkpoint.
+// cli/doctor_model.cc -- facts of the model: sizes, layers, weights and cache dtype, from the small files of it.
 #include <algorithm>
 #include <cctype>
 #include <cmath>

@@ -169,7 +169,7 @@ void settle_sizes(const Question& q, const Machine& machine, Plan& p) {
           p.tp * p.pp, " of ", p.gpus * p.nodes);
 }
 
-// Layers of each stage: what `text` says, else as vLLM divides: evenly, what is left over to the stages before the last.
+// Layers of each stage: what `text` says, else as vLLM divides: evenly, the rest to those before the last.
 std::vector<std::int64_t> partition_of(const std::string& text, std::int64_t layers, std::int64_t pp) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(pp), layers / pp);
   if (text.empty() || pp == 1) {
