@@ -29,7 +29,7 @@ SYSTEM = {
     "cpu": r"omp\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h|unistd\.h|sys/syscall\.h",
     "cuda": r"(cuda|cub|cooperative_groups|nv)[\w/.]*",
     "model": r"nlohmann/json\.hpp|fcntl\.h|unistd\.h|sys/(mman|stat)\.h",
-    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|fnmatch|sched|cpuid|sys/\w+)\.h",
+    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|fnmatch|sched|cpuid|dlfcn|sys/\w+)\.h",
 }
 NEVER_INCLUDED = {"iostream", "ranges", "format", "print", "cassert", "ctime", "csignal"}
 NEVER_CALLED = re.compile(
