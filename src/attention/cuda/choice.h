@@ -23,7 +23,7 @@ constexpr Clocks clocks_of(int heads) {
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
-constexpr Clocks warp_group_clocks(bool scaled) { return scaled ? Clocks{5500, 5500, 30000} : Clocks{3000, 3000, 30000}; }
+inline constexpr Clocks kWarpGroupClocks = {1900, 1900, 20000};
 
 // What the choice knows of a tile.
 struct TileShape {
