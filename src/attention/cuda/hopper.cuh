@@ -2,8 +2,10 @@
 // Copyright The SieveMLA authors
 // src/attention/cuda/hopper.cuh -- the main loop for many heads on sm_90: warp groups multiply (wgmma), one gathers.
 //
-// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, two stages.
-//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way, once
+// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, two
+// stages.
+//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way,
+// once
 //   warp groups 0, 1 (consumers): S = Q K^T over 32 of the rows each | barrier: the rows' peaks are known | softmax in
 //   registers, P for the other group into shared memory | barrier | O += P V over all rows, 256 columns each
 // fp8: codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P, of which a group then
@@ -46,7 +48,7 @@ template <class Rows>
 struct Hopper {
   using Smem = HopperSmem<Rows>;
   static constexpr int kHeads = 64, kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kFirstProducer = 256;
-  static constexpr int kPieces = Smem::kBlocks * 8;  // of 16 bytes, of a row in bf16
+  static constexpr int kPieces = Smem::kBlocks * 8;      // of 16 bytes, of a row in bf16
   static constexpr int kCopies = Rows::kScaled ? 2 : 1;  // of P
   static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   // P carries kKeyFactor as well: the scales in shared memory serve both.
@@ -135,7 +137,8 @@ struct Hopper {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = 4 * i + lane / 8;
-          copy_16(to + 8 * Smem::kBlockBytes, row, piece, __shfl_sync(~0u, here, row), Rows::kRopeOffset + lane % 8 * 16);
+          copy_16(to + 8 * Smem::kBlockBytes, row, piece, __shfl_sync(~0u, here, row),
+                  Rows::kRopeOffset + lane % 8 * 16);
         }
       }
       const unsigned live = __ballot_sync(~0u, here >= 0);
@@ -174,13 +177,16 @@ struct Hopper {
   // ---- consumers ------------------------------------------------------------------------------------
 
   const int c = lane % 4, row = warp * 16 + lane / 4;  // this thread's heads: row and row + 8
-  float o[2][64] = {};                 // columns 256 group + 128 i + ..
-  float x[16];                         // scores of rows 32 group + .., then weights
-  float share[16];                     // sums over 128 dimensions
+  float o[2][64] = {};                                 // columns 256 group + 128 i + ..
+  float x[16];                                         // scores of rows 32 group + .., then weights
+  float share[16];                                     // sums over 128 dimensions
   float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
   __device__ Hopper(const CudaParams& params, Smem& smem, int head)
-      : p(params), s(smem), part(smem.plan.part), first_head(head),
+      : p(params),
+        s(smem),
+        part(smem.plan.part),
+        first_head(head),
         tiles((smem.end - smem.begin + kTokens - 1) / kTokens) {}
 
   // Heads past the last compute on a copy of it.
@@ -313,7 +319,8 @@ struct Hopper {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], s.shared[1 - group][row + 8 * r]) * p.scale_log2;
-      most[r] = most[r] > peak[r] + kSlack ? most[r] : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
+      most[r] =
+          most[r] > peak[r] + kSlack ? most[r] : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
       rescale[r] = most[r] == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most[r]);
       changed |= rescale[r] != 1.f;
       peak[r] = most[r];

@@ -21,7 +21,7 @@ struct TileOf {
 template <class Arch, class Rows>
 struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   using Smem = HopperSmem<Rows>;
-  static constexpr Clocks kClocks = kWarpGroupClocks;
+  static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
 };
 

@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(128)
     const HeadPlace at = place_of(p, s_plan.part.unit, head);
     s_out_at = at.token * p.out_token + at.head * p.out_head;
   }
-  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at,
-              128, [] { __syncthreads(); });
+  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at, 128,
+              [] { __syncthreads(); });
 }
 
 }  // namespace sievemla::stage::attention
