@@ -4,6 +4,7 @@
 #include "indexer/registry.h"
 
 #include "cpu/isa/isa.h"
+#include "indexer/cpu/heads.h"
 #include "indexer/cpu/scores.h"
 
 namespace sievemla::stage::indexer {
@@ -23,15 +24,28 @@ constexpr IndexScoresKernel scores_tier(const char* name) {
           index_scores_cpu_bytes<kTier>};
 }
 
+template <Isa kIsa, class Args>
+constexpr base::Kernel<Args> heads_tier(const char* name, void (*run)(const Args&, const base::Exec&)) {
+  return {name, BackendKind::cpu, cpu::info(kIsa).needs, cpu::may_use<kIsa>, nullptr, run, nullptr};
+}
+
 // name, backend, needs, runs_here, lacks, run, workspace_bytes
 
 constexpr WriteIndexKeysKernel kWriteIndexKeys[] = {
-    {"write_index_keys_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, write_index_keys_cpu, nullptr},
+#if defined(__x86_64__)
+    heads_tier<Isa::avx512>("write_index_keys_cpu_avx512", write_index_keys_cpu<cpu::codec::kAvx512>),
+    heads_tier<Isa::avx2>("write_index_keys_cpu_avx2", write_index_keys_cpu<cpu::codec::kAvx2>),
+#endif
+    heads_tier<Isa::portable>("write_index_keys_cpu_portable", write_index_keys_cpu<cpu::codec::kPortable>),
     {"write_index_keys_reference", BackendKind::reference, "", nullptr, nullptr, write_index_keys_reference, nullptr},
 };
 
 constexpr IndexQueriesKernel kIndexQueries[] = {
-    {"index_queries_cpu_portable", BackendKind::cpu, "", nullptr, nullptr, index_queries_cpu, nullptr},
+#if defined(__x86_64__)
+    heads_tier<Isa::avx512>("index_queries_cpu_avx512", index_queries_cpu<cpu::codec::kAvx512>),
+    heads_tier<Isa::avx2>("index_queries_cpu_avx2", index_queries_cpu<cpu::codec::kAvx2>),
+#endif
+    heads_tier<Isa::portable>("index_queries_cpu_portable", index_queries_cpu<cpu::codec::kPortable>),
     {"index_queries_reference", BackendKind::reference, "", nullptr, nullptr, index_queries_reference, nullptr},
 };
 

@@ -23,7 +23,4 @@ void index_queries_reference(const IndexQueryArgs& args, const base::Exec& exec)
 void index_scores_reference(const IndexScoreArgs& args, const base::Exec& exec);
 std::int64_t index_scores_reference_bytes(const Backend& backend, const IndexScoreBounds& bounds);
 
-void write_index_keys_cpu(const WriteIndexKeysArgs& args, const base::Exec& exec);
-void index_queries_cpu(const IndexQueryArgs& args, const base::Exec& exec);
-
 }  // namespace sievemla::stage::indexer
