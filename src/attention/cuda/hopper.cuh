@@ -6,10 +6,10 @@
 // stages.
 //   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way,
 // once
-//   warp groups 0, 1 (consumers): S = Q K^T over all dimensions, softmax in registers, O += P V over 256 columns each
-// Both consumers work out all scores: that is 1.5 times the tensor cores' work, but neither waits for the other, so
-// that one multiplies while the other is in its softmax.
-// fp8: codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P.
+//   warp groups 0, 1 (consumers): S = Q K^T over 32 of the rows each | barrier: the rows' peaks are known | softmax in
+//   registers, P for the other group into shared memory | barrier | O += P V over all rows, 256 columns each
+// fp8: codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P, of which a group then
+// needs two copies, one for each 128 of its columns.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -27,12 +27,17 @@ struct HopperSmem {
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
   alignas(1024) unsigned char rows[2][kBlocks][kBlockBytes];
+  // P for the other consumer: rows are heads; columns are rows of the tile, or 32 rows by two scales. Where there is
+  // room for one alone, the other lies where the stage has its rope, which no longer is needed by then.
+  static constexpr bool kBorrows = Rows::kScaled && Rows::kRope > 0;
+  alignas(1024) unsigned char weights[Rows::kScaled && !kBorrows ? 2 : 1][kBlockBytes];
   alignas(16) float scale[2][Rows::kScaled ? 4 : 1][64];  // times kKeyFactor
   alignas(8) unsigned short live[2][4];                   // bit per row: not a hole
   alignas(8) std::uint64_t full[2], empty[2];             // mbarriers
   const void* list;                                       // of the unit
   int begin, end;                                         // lanes of the unit that are this part's
   int visible[64];                                        // lanes of this part that the head may see
+  float shared[2][64];                                    // what the consumers tell each other, by head
   PlanSmem plan;
   int is_last;
 };
@@ -93,15 +98,15 @@ struct Hopper {
     return load_16(__shfl_sync(~0u, offsets, row), lane * 16);
   }
   // `to`: where block lane / 4 has the warp's rows. Lanes of two blocks must not meet in a bank: one starts with its
-  // second half.
+  // second half, which is what an odd `piece` means.
   __device__ static void store_codes(unsigned char* to, int row, int piece, uint4 x) {
-    const uint4 low = {cuda::e4m3_pair<cuda::kBytes01>(x.x), cuda::e4m3_pair<cuda::kBytes23>(x.x),
-                       cuda::e4m3_pair<cuda::kBytes01>(x.y), cuda::e4m3_pair<cuda::kBytes23>(x.y)};
-    const uint4 high = {cuda::e4m3_pair<cuda::kBytes01>(x.z), cuda::e4m3_pair<cuda::kBytes23>(x.z),
-                        cuda::e4m3_pair<cuda::kBytes01>(x.w), cuda::e4m3_pair<cuda::kBytes23>(x.w)};
-    const bool swap = piece & 1;
-    *reinterpret_cast<uint4*>(to + swizzled(row, piece)) = swap ? high : low;
-    *reinterpret_cast<uint4*>(to + swizzled(row, piece ^ 1)) = swap ? low : high;
+    const uint4 y = piece & 1 ? uint4{x.z, x.w, x.x, x.y} : x;
+    *reinterpret_cast<uint4*>(to + swizzled(row, piece)) = {
+        cuda::e4m3_pair<cuda::kBytes01>(y.x), cuda::e4m3_pair<cuda::kBytes23>(y.x),
+        cuda::e4m3_pair<cuda::kBytes01>(y.y), cuda::e4m3_pair<cuda::kBytes23>(y.y)};
+    *reinterpret_cast<uint4*>(to + swizzled(row, piece ^ 1)) = {
+        cuda::e4m3_pair<cuda::kBytes01>(y.z), cuda::e4m3_pair<cuda::kBytes23>(y.z),
+        cuda::e4m3_pair<cuda::kBytes01>(y.w), cuda::e4m3_pair<cuda::kBytes23>(y.w)};
   }
 
   // `to`: where the block has the warp's rows.
@@ -111,7 +116,7 @@ struct Hopper {
   }
 
   __device__ void produce() {
-    constexpr int kAhead = 4;  // rows whose loads are in flight
+    constexpr int kAhead = 8;  // rows whose loads are in flight
     int at = lane_of(0);
     std::int64_t here = offset_of(named_by(at), at), next = offset_of(named_by(at + kTokens), at + kTokens);
     uint4 ring[kAhead], scale{};
@@ -173,7 +178,8 @@ struct Hopper {
 
   const int c = lane % 4, row = warp * 16 + lane / 4;  // this thread's heads: row and row + 8
   float o[2][64] = {};                                 // columns 256 group + 128 i + ..
-  float x[32];                                         // scores, then weights
+  float x[16];                                         // scores of rows 32 group + .., then weights
+  float share[16];                                     // sums over 128 dimensions
   float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
   __device__ Hopper(const CudaParams& params, Smem& smem, int head)
@@ -226,21 +232,16 @@ struct Hopper {
     return y;
   }
 
-  // d (+)= Q K^T over blocks [first, first + Count).
+  // d (+)= Q K^T over blocks [First, First + Count).
   template <int First, int Count>
-  __device__ void multiply_keys(float (&d)[32], int stage, bool add) {
+  __device__ void multiply_keys(float (&d)[16], int stage, bool add) {
     const std::uint64_t q = cuda::matrix(cuda::shared_address(s.q[First]), 16, 1024),
-                        k = cuda::matrix(cuda::shared_address(s.rows[stage][First]), 16, 1024);
+                        k = cuda::matrix(cuda::shared_address(s.rows[stage][First] + group * 32 * 128), 16, 1024);
 #pragma unroll
     for (int i = 0; i < Count * 4; ++i) {
       const int at = (i / 4 * Smem::kBlockBytes + i % 4 * 32) >> 4;
-      cuda::wgmma_64x64(d, q + at, k + at, add || i > 0);
+      cuda::wgmma_64x32(d, q + at, k + at, add || i > 0);
     }
-  }
-  __device__ void finish(float (&d)[32]) {
-    cuda::wgmma_commit();
-    cuda::wgmma_wait<0>();
-    cuda::hold(d);
   }
 
   __device__ void score(int stage) {
@@ -248,62 +249,76 @@ struct Hopper {
     if constexpr (!Rows::kScaled) {
       cuda::wgmma_fence();
       multiply_keys<0, Smem::kBlocks>(x, stage, false);
-      finish(x);
     } else {
-      float share[32];
       cuda::hold(share);
       cuda::wgmma_fence();
       if constexpr (Rows::kRope > 0) multiply_keys<8, 1>(x, stage, false);
       multiply_keys<0, 2>(share, stage, false);
-      finish(share);
-      cuda::hold(x);
-      take_share<0>(share, stage, Rows::kRope > 0);
-      multiply_keys<2, 2>(share, stage, false);
-      finish(share);
-      take_share<1>(share, stage, true);
-      multiply_keys<4, 2>(share, stage, false);
-      finish(share);
-      take_share<2>(share, stage, true);
-      multiply_keys<6, 2>(share, stage, false);
-      finish(share);
-      take_share<3>(share, stage, true);
     }
+    cuda::wgmma_commit();
+    cuda::wgmma_wait<0>();
+    cuda::hold(x);
+    if constexpr (Rows::kScaled) {
+      take_share<0>(stage);
+      multiply_group<1>(stage);
+      multiply_group<2>(stage);
+      multiply_group<3>(stage);
+    }
+  }
+  template <int Group>
+  __device__ void multiply_group(int stage) {
+    cuda::hold(share);
+    cuda::wgmma_fence();
+    multiply_keys<2 * Group, 2>(share, stage, false);
+    cuda::wgmma_commit();
+    cuda::wgmma_wait<0>();
+    take_share<Group>(stage);
   }
   // x += share * scale
   template <int Group>
-  __device__ void take_share(float (&share)[32], int stage, bool add) {
+  __device__ void take_share(int stage) {
+    cuda::hold(share);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 scale = *reinterpret_cast<const float2*>(&s.scale[stage][Group][8 * j + 2 * c]);
+    for (int j = 0; j < 4; ++j) {
+      const float2 scale = scales(stage, Group, j);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[4 * j + i] = fmaf(share[4 * j + i], i % 2 ? scale.y : scale.x, add ? x[4 * j + i] : 0.f);
-    }
-    if (Group < 3) {
-      cuda::hold(share);
-      cuda::wgmma_fence();
+      for (int i = 0; i < 4; ++i) {
+        const bool first = Group == 0 && Rows::kRope == 0;
+        x[4 * j + i] = fmaf(share[4 * j + i], i % 2 ? scale.y : scale.x, first ? 0.f : x[4 * j + i]);
+      }
     }
   }
+  // Of this thread's rows 8j + 2c and the next.
+  __device__ float2 scales(int stage, int scale_group, int j) const {
+    return *reinterpret_cast<const float2*>(&s.scale[stage][scale_group][32 * group + 8 * j + 2 * c]);
+  }
 
-  // P in x; true: some of it is so large a part of the sum so far that its rounding to bf16 would show.
-  __device__ bool softmax(int stage, int at) {
-    const std::uint64_t live = *reinterpret_cast<const std::uint64_t*>(s.live[stage]);
-    const int visible[2] = {s.visible[row] - at, s.visible[row + 8] - at};
-    if (live != ~std::uint64_t{0} || kTokens > min(visible[0], visible[1])) {
+  // P in x.
+  __device__ void softmax(int stage, int at) {
+    const unsigned live = reinterpret_cast<const unsigned*>(s.live[stage])[group];
+    const int first = at + 32 * group;
+    const int visible[2] = {s.visible[row] - first, s.visible[row + 8] - first};
+    if (live != ~0u || min(visible[0], visible[1]) < 32) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
+      for (int i = 0; i < 16; ++i) {
         const int token = i / 4 * 8 + 2 * c + i % 2;
         if (!(live >> token & 1) || token >= visible[i / 2 % 2]) x[i] = -INFINITY;
       }
     }
-    float most[2] = {-INFINITY, -INFINITY}, largest[2] = {0.f, 0.f}, rescale[2];
+    float most[2] = {-INFINITY, -INFINITY}, rescale[2];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
-    bool changed = false;
+    for (int i = 0; i < 16; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2)) * p.scale_log2;
+      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+      if (c == 0) s.shared[group][row + 8 * r] = most[r];
+    }
+    cuda::barrier_sync(3, kConsumers);
+    bool changed = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], s.shared[1 - group][row + 8 * r]) * p.scale_log2;
       most[r] =
           most[r] > peak[r] + kSlack ? most[r] : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
       rescale[r] = most[r] == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most[r]);
@@ -319,58 +334,85 @@ struct Hopper {
     }
     const float shift[2] = {peak[0] == -INFINITY ? 0.f : peak[0], peak[1] == -INFINITY ? 0.f : peak[1]};
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int r = i / 2 % 2;
-      x[i] = cuda::exp2_approx(fmaf(x[i], p.scale_log2, -shift[r]));
-      sum[r] += x[i];
-      largest[r] = fmaxf(largest[r], x[i]);
+    for (int i = 0; i < 16; ++i) {
+      x[i] = cuda::exp2_approx(fmaf(x[i], p.scale_log2, -shift[i / 2 % 2]));
+      sum[i / 2 % 2] += x[i];
     }
-    bool heavy = largest[0] * kHeavyPart > sum[0] || largest[1] * kHeavyPart > sum[1];  // of this thread's share
-    if (__any_sync(~0u, heavy)) {
+  }
+  // Whether some of P is so large a part of this group's sum so far that its rounding to bf16 would show.
+  __device__ bool heavy() const {
+    float largest[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], x[i]);
+    bool any = largest[0] * kHeavyPart > sum[0] || largest[1] * kHeavyPart > sum[1];  // of this thread's share
+    if (__any_sync(~0u, any)) {
       const float all[2] = {quad_sum(sum[0]), quad_sum(sum[1])};
-      heavy = largest[0] * kHeavyPart > all[0] || largest[1] * kHeavyPart > all[1];
+      any = largest[0] * kHeavyPart > all[0] || largest[1] * kHeavyPart > all[1];
     }
-    return cuda::barrier_any(1 + group, 128, heavy);
+    return any;
   }
   __device__ static float quad_sum(float y) {
     y += __shfl_xor_sync(~0u, y, 1);
     return y + __shfl_xor_sync(~0u, y, 2);
   }
 
-  // O += P V, with P (times the scales) rounded, or with what rounding took from it.
-  template <bool Residue>
-  __device__ void accumulate(int stage) {
-    std::uint32_t weight[kCopies][16];
+  // Where the P lies that `reader` reads.
+  __device__ unsigned char* weights_for(int reader, int stage) {
+    if constexpr (Smem::kBorrows) return reader == 1 ? s.weights[0] : s.rows[stage][8];
+    return s.weights[Rows::kScaled ? reader : 0];
+  }
+  // P for 16 columns of scale group `scale_group`, rounded, or what rounding took from it.
+  __device__ std::uint32_t weight(int stage, int scale_group, int j, int r, bool residue) const {
+    float2 y = {x[4 * j + 2 * r], x[4 * j + 2 * r + 1]};
+    if constexpr (Rows::kScaled) {
+      const float2 scale = scales(stage, scale_group, j);
+      y.x *= scale.x, y.y *= scale.y;
+    }
+    if (residue) {
+      y.x -= __bfloat162float(__float2bfloat16_rn(y.x));
+      y.y -= __bfloat162float(__float2bfloat16_rn(y.y));
+    }
+    return cuda::pack_bf16x2(y.x, y.y);
+  }
+  // O += P V. True: P has to go through V once more, as what rounding took from it.
+  __device__ bool accumulate(int stage, bool residue) {
+    unsigned char* const to = weights_for(1 - group, stage);
+    std::uint32_t mine[kCopies][8];
 #pragma unroll
     for (int copy = 0; copy < kCopies; ++copy)
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float2 scale = {1.f, 1.f};
-        if constexpr (Rows::kScaled)
-          scale = *reinterpret_cast<const float2*>(&s.scale[stage][2 * group + copy][8 * j + 2 * c]);
+      for (int j = 0; j < 4; ++j)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          float low = x[4 * j + 2 * r] * scale.x, high = x[4 * j + 2 * r + 1] * scale.y;
-          if constexpr (Residue) {
-            low -= __bfloat162float(__float2bfloat16_rn(low));
-            high -= __bfloat162float(__float2bfloat16_rn(high));
-          }
-          weight[copy][2 * j + r] = cuda::pack_bf16x2(low, high);
+          mine[copy][2 * j + r] = weight(stage, 2 * group + copy, j, r, residue);
+          const std::uint32_t other =
+              Rows::kScaled ? weight(stage, 2 * (1 - group) + copy, j, r, residue) : mine[copy][2 * j + r];
+          const int piece = 4 * (Rows::kScaled ? copy : group) + j;
+          *reinterpret_cast<std::uint32_t*>(to + swizzled(row + 8 * r, piece) + 4 * c) = other;
         }
-      }
+    cuda::fence_async();
+    const bool again = cuda::barrier_any(3, kConsumers, !residue && heavy());
+
     cuda::hold(o[0]), cuda::hold(o[1]);
     cuda::wgmma_fence();
+    const std::uint64_t others = cuda::matrix(cuda::shared_address(weights_for(group, stage)), 16, 1024);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::uint64_t v =
-          cuda::matrix(cuda::shared_address(s.rows[stage][4 * group + 2 * h]), Smem::kBlockBytes, 1024);
+      const unsigned char* values = s.rows[stage][4 * group + 2 * h];
+      const std::uint64_t own_v = cuda::matrix(cuda::shared_address(values + group * 4096), Smem::kBlockBytes, 1024),
+                          other_v =
+                              cuda::matrix(cuda::shared_address(values + (1 - group) * 4096), Smem::kBlockBytes, 1024);
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
-        cuda::wgmma_64x128(o[h], &weight[kCopies == 2 ? h : 0][4 * step], v + (step * 2048 >> 4));
+      for (int step = 0; step < 2; ++step) {
+        cuda::wgmma_64x128(o[h], &mine[kCopies == 2 ? h : 0][4 * step], own_v + (step * 2048 >> 4));
+        cuda::wgmma_64x128(o[h], others + (64 * (Rows::kScaled ? h : 1 - group) + 32 * step >> 4),
+                           other_v + (step * 2048 >> 4));
+      }
     }
     cuda::wgmma_commit();
     cuda::wgmma_wait<0>();
     cuda::hold(o[0]), cuda::hold(o[1]);
+    return again;
   }
 
   template <class T>
@@ -391,6 +433,12 @@ struct Hopper {
   }
 
   __device__ void write(int item, int groups, int cta_group) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = quad_sum(sum[r]);
+      if (c == 0) s.shared[group][row + 8 * r] = sum[r];
+    }
+    cuda::barrier_sync(3, kConsumers);
     float factor[2];
     std::int64_t out_at[2];
     bool exists[2];
@@ -401,7 +449,7 @@ struct Hopper {
       exists[r] = first_head + local < p.fold * p.heads;
       const HeadPlace at = place_of(p, part.unit, head_of(local));
       out_at[r] = at.token * p.out_token + at.head * p.out_head;
-      sum[r] = quad_sum(sum[r]);
+      sum[r] = s.shared[0][local] + s.shared[1][local];
       const bool mine = exists[r] && group == 0 && c == 0;
       if (part.parts == 1) {
         factor[r] = inverse_with_sink(p, sum[r], peak[r], at.head) * kOutFactor;
@@ -453,9 +501,11 @@ struct Hopper {
       cuda::mbarrier_wait(full(stage), tile / 2 & 1);
       cuda::fence_async();
       score(stage);
-      const bool heavy = softmax(stage, tile * kTokens);
-      accumulate<false>(stage);
-      if (heavy) accumulate<true>(stage);
+      softmax(stage, tile * kTokens);
+      if (accumulate(stage, false)) {
+        cuda::barrier_sync(3, kConsumers);  // P is no longer read
+        accumulate(stage, true);
+      }
       if (lane == 0) cuda::mbarrier_arrive(empty(stage));
     }
     write(item, groups, cta_group);
@@ -486,7 +536,7 @@ __global__ void __launch_bounds__(384, 1) hopper_kernel(const __grid_constant__ 
     cuda::fence_async();
   }
   __syncthreads();
-  constexpr int kProducerRegisters = Rows::kScaled ? 56 : 40, kConsumerRegisters = Rows::kScaled ? 224 : 232;
+  constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
   if (threadIdx.x >= Hopper<Rows>::kFirstProducer) {
     cuda::give_registers<kProducerRegisters>();
     Hopper<Rows>(p, s, 0).produce();
