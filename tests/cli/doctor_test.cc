@@ -200,6 +200,13 @@ TEST(Doctor, TheEngineMayServeByItself) {
   EXPECT_TRUE(ask_engine("vllm", 86, v32).refuses);
 }
 
+TEST(Doctor, MeasuredTimesStandInTheDocs) {
+  const std::string docs = test::read_file(test::fs::path(SIEVEMLA_GOLDEN_DIR) / "../../docs/measurements.md");
+  for (const Measured& m : measured_attention())
+    EXPECT_NE(docs.find(fmt::format("| {} | ", m.name)), docs.npos) << m.name;
+  for (const Measured& m : measured_attention()) EXPECT_NE(docs.find(fmt::format("| {} ", m.us)), docs.npos) << m.name;
+}
+
 TEST(Case26, GlmOnSpark) {
   const Model model = model_of(config_of("glm-5.2"));
   for (const char* engine : {"vllm", "sglang"}) {
