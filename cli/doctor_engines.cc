@@ -30,7 +30,8 @@ constexpr EngineRow kRows[] = {
     {kVllm, kVllmVersion, "80 86 89", kAny, kAny, "attention", Serves::no,
      "No valid attention backend found: FlashMLA wants capability 9 or 10, FlashInfer 9, 10 or 12, FlashAttention 9 or "
      "10, and TRITON_MLA is dense", kVllmSelector},
-    {kVllm, kVllmVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes, "FLASH_ATTN_MLA_SPARSE (FlashAttention 3)",
+    {kVllm, kVllmVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes,
+     "FLASH_ATTN_MLA_SPARSE (FlashAttention 3)",
      kVllmSelector},
     {kVllm, kVllmVersion, "90", kWithRope, "fp8", "attention", Serves::yes, "FLASHMLA_SPARSE, fp8 stored as fp8_ds_mla",
      kVllmSelector},
@@ -65,24 +66,29 @@ constexpr EngineRow kRows[] = {
 
     {kVllm, kVllmVersion, "80 86", kWithRope, kAny, "write", Serves::no,
      "the fused write is Triton code with fp8e4nv, which Triton compiles from sm_89 on", kVllmWrite},
-    {kVllm, kVllmVersion, "89 90 100 120 121", kWithRope, kAny, "write", Serves::yes, "fused_norm_rope (Triton)", kVllmWrite},
+    {kVllm, kVllmVersion, "89 90 100 120 121", kWithRope, kAny, "write", Serves::yes,
+     "fused_norm_rope (Triton)", kVllmWrite},
 
     {kVllm, kVllmVersion, "80 86 89 90 100 120 121", kAny, kAny, "topk", Serves::yes, "vLLM's own top-k kernels",
      "vllm 0.33.0 wheel: indexer_topk.py"},
 
     {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "attention", Serves::no,
      "auto picks flashmla_sparse and fa3, which want sm_90", kSglangDsa},
-    {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "indexer", Serves::no, "DeepGEMM's logits want sm_90", kSglangDsa},
-    {kSglang, kSglangVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes, "flashmla_sparse and fa3", kSglangDsa},
+    {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "indexer", Serves::no,
+     "DeepGEMM's logits want sm_90", kSglangDsa},
+    {kSglang, kSglangVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes,
+     "flashmla_sparse and fa3", kSglangDsa},
     {kSglang, kSglangVersion, "90", kWithRope, "fp8", "attention", Serves::yes, "flashmla_kv", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kGlm, "fp8", "attention", Serves::yes, "flashinfer_sparse_mla", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kGlm, "bfloat16", "attention", Serves::no,
-     "a bfloat16 cache resolves to kernels that this architecture does not have: --kv-cache-dtype fp8_e4m3", kSglangDsa},
+     "a bfloat16 cache resolves to kernels that this architecture does not have: --kv-cache-dtype fp8_e4m3",
+     kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kDeepseek, kAny, "attention", Serves::no,
      "resolves to trtllm, which has no kernel for this architecture", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kRopeFree, kAny, "attention", Serves::no,
      "no backend: tilelang's tiles exceed 99 KiB of shared memory (sglang#40286, #37105)", kSglangDsa},
-    {kSglang, kSglangVersion, "cpu", kAny, kAny, "attention", Serves::no, "DSA is not supported on the CPU", kSglangDsa},
+    {kSglang, kSglangVersion, "cpu", kAny, kAny, "attention", Serves::no,
+     "DSA is not supported on the CPU", kSglangDsa},
 };
 
 // docs/measurements.md: attention alone, one layer, topk 2048, L2 flushed; .graph: within a CUDA graph.
