@@ -73,16 +73,17 @@ constexpr EngineRow kRows[] = {
     {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "attention", Serves::no,
      "auto picks flashmla_sparse and fa3, which want sm_90", kSglangDsa},
     {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "indexer", Serves::no, "DeepGEMM's logits want sm_90", kSglangDsa},
-    {kSglang, kSglangVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes, "flashmla_sparse and fa3", kSglangDsa},
+    {kSglang, kSglangVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes, "flashmla_sparse and fa3",
+     kSglangDsa},
     {kSglang, kSglangVersion, "90", kWithRope, "fp8", "attention", Serves::yes, "flashmla_kv", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kGlm, "fp8", "attention", Serves::yes, "flashinfer_sparse_mla", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kGlm, "bfloat16", "attention", Serves::no,
-     "a bfloat16 cache resolves to kernels that this architecture does not have: --kv-cache-dtype fp8_e4m3", kSglangDsa},
+     "a bfloat16 cache resolves to kernels this architecture lacks: --kv-cache-dtype fp8_e4m3", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kDeepseek, kAny, "attention", Serves::no,
      "resolves to trtllm, which has no kernel for this architecture", kSglangDsa},
     {kSglang, kSglangVersion, "120 121", kRopeFree, kAny, "attention", Serves::no,
      "no backend: tilelang's tiles exceed 99 KiB of shared memory (sglang#40286, #37105)", kSglangDsa},
-    {kSglang, kSglangVersion, "cpu", kAny, kAny, "attention", Serves::no, "DSA is not supported on the CPU", kSglangDsa},
+    {kSglang, kSglangVersion, "cpu", kAny, kAny, "attention", Serves::no, "no DSA on the CPU", kSglangDsa},
 };
 
 // docs/measurements.md: attention alone, one layer, topk 2048, L2 flushed; .graph: within a CUDA graph.
