@@ -72,7 +72,7 @@ constexpr EngineRow kRows[] = {
 
     {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "attention", Serves::no,
      "auto picks flashmla_sparse and fa3, which want sm_90", kSglangDsa},
-    {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "indexer", Serves::no, "DeepGEMM's logits want sm_90", kSglangDsa},
+    {kSglang, kSglangVersion, "80 86 89", kAny, kAny, "indexer", Serves::no, "DeepGEMM wants sm_90", kSglangDsa},
     {kSglang, kSglangVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes, "flashmla_sparse and fa3",
      kSglangDsa},
     {kSglang, kSglangVersion, "90", kWithRope, "fp8", "attention", Serves::yes, "flashmla_kv", kSglangDsa},
