@@ -3,6 +3,7 @@
 # What can be switched, in one place. BUILD_SHARED_LIBS decides between libsievemla.a and libsievemla.so.
 option(SIEVEMLA_BUILD_CLI "Build the sievemla program (needs CLI11, fmt, nlohmann-json)" ${PROJECT_IS_TOP_LEVEL})
 option(SIEVEMLA_BUILD_TESTS "Build tests and examples (needs GoogleTest, rapidcheck)" OFF)
+option(SIEVEMLA_BUILD_PYTHON "Build the module of the Python package (pyproject.toml does; needs apache-tvm-ffi)" OFF)
 option(SIEVEMLA_BUILD_FUZZERS "Build the libFuzzer targets (needs clang)" OFF)
 option(SIEVEMLA_INSTALL "Make the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(SIEVEMLA_WERROR "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})

@@ -53,13 +53,15 @@ class Rows {
 
   // The cache row of a lane in [0, lanes(token)); -1: none.
   std::int64_t slot(std::int64_t token, std::int64_t lane) const {
-    const std::int64_t page = entry(token, lane / page_size_);
-    return page < 0 || page >= pages_ ? -1 : page * page_size_ + lane % page_size_;
+    const auto [index, offset] = page_size_ == 1 ? base::Quotient{lane, 0} : base::divide(lane, page_size_);
+    const std::int64_t page = entry(token, index);
+    return page < 0 || page >= pages_ ? -1 : page * page_size_ + offset;
   }
 
   // The table entry that lanes [page * page_size, (page + 1) * page_size) go through, as it stands.
   std::int64_t entry(std::int64_t token, std::int64_t page) const {
-    return base::load_int(table_, token / q_len_, token % q_len_, page);
+    const auto [request, q] = q_len_ == 1 ? base::Quotient{token, 0} : base::divide(token, q_len_);
+    return base::load_int(table_, request, q, page);
   }
   std::int64_t entries(std::int64_t token) const { return (lanes(token) + page_size_ - 1) / page_size_; }
   std::int64_t pages() const { return pages_; }

@@ -19,6 +19,7 @@ enum class Fault {
   no_yarn,
   no_mscale,
   no_expert_groups,
+  latent_norm_eps,  // 1e-5 in the norms of q_a and kv_a, where Hugging Face has 1e-6
 };
 
 #if defined(SIEVEMLA_FAULTS) && SIEVEMLA_FAULTS

@@ -53,6 +53,16 @@ inline void store_f32(const TensorView& v, float x, std::int64_t i, std::int64_t
   else *at<float>(v, i, j, k, l) = x;
 }
 
+// a / b and a % b, for a >= 0 and b > 0. Where both have 32 bits, at a fraction of the time.
+struct Quotient {
+  std::int64_t whole, rest;
+};
+inline Quotient divide(std::int64_t a, std::int64_t b) {
+  if ((a | b) >> 32 != 0) return {a / b, a % b};
+  const std::uint32_t x = static_cast<std::uint32_t>(a), y = static_cast<std::uint32_t>(b);
+  return {x / y, x % y};
+}
+
 // Which request row t of `rows` belongs to: by the tensor, or dealt evenly.
 inline std::int64_t request_of(const TensorView& row_request, std::int64_t t, std::int64_t rows,
                                std::int64_t requests) {

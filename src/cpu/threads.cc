@@ -2,6 +2,8 @@
 // Copyright The SieveMLA authors
 #include "cpu/threads.h"
 
+#include <algorithm>
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -25,7 +27,9 @@ void parallel_for(const Backend& backend, std::int64_t n, ParallelFor::Body body
 #ifdef _OPENMP
   const int threads = static_cast<int>(n < backend.threads() ? n : backend.threads());
   if (threads > 1) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    // Each time that a thread asks for work takes 0.1 us, one after another: they ask 8 times each.
+    const std::int64_t share = std::max<std::int64_t>(1, n / (8 * threads));
+#pragma omp parallel for schedule(dynamic, share) num_threads(threads)
     for (std::int64_t i = 0; i < n; ++i) body(body_context, i, omp_get_thread_num());
     return;
   }

@@ -21,12 +21,20 @@ Real relu(Real x) {
   return x < 0 ? Real{0} : x;
 }
 
+// Of 128 terms, in eight sums: a single one would wait for itself.
+template <class Real, class Term>
+Real sum_of(Term&& term) {
+  Real part[8] = {};
+  for (int i = 0; i < kIndexDim; i += 8)
+    for (int j = 0; j < 8; ++j) part[j] += term(i + j);
+  return ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
+}
+
 template <class Real>
 void layer_norm(Real* x, const TensorView& weight, const TensorView& bias, float eps) {
-  Real mean = 0, variance = 0;
-  for (int i = 0; i < kIndexDim; ++i) mean += x[i];
-  mean = base::fault(base::Fault::k_norm_without_mean) ? 0 : mean / kIndexDim;
-  for (int i = 0; i < kIndexDim; ++i) variance += (x[i] - mean) * (x[i] - mean);
+  const Real mean =
+      base::fault(base::Fault::k_norm_without_mean) ? Real{0} : sum_of<Real>([x](int i) { return x[i]; }) / kIndexDim;
+  const Real variance = sum_of<Real>([x, mean](int i) { return (x[i] - mean) * (x[i] - mean); });
   const Real scale = 1 / std::sqrt(variance / kIndexDim + static_cast<Real>(eps));
   for (int i = 0; i < kIndexDim; ++i) {
     const float offset = base::fault(base::Fault::k_norm_without_bias) ? 0.f : base::load_f32(bias, i);
@@ -73,26 +81,28 @@ class TokenRope {
 
 // ---- what the two writers do for one key, one head --------------------------------------------------
 
+// `store` is kv::store_index_values<Real> or does the same.
 // The slot may be negative: skipped, and then nothing of the token is read.
-template <class Real>
-void write_key(const WriteIndexKeysArgs& args, std::int64_t token) {
+template <class Real, class Store>
+void write_key(const WriteIndexKeysArgs& args, std::int64_t token, Store&& store) {
   const std::int64_t slot = base::load_int(args.slots, token);
   if (slot < 0) return;
   Real key[kIndexDim];
   for (int i = 0; i < kIndexDim; ++i) key[i] = static_cast<Real>(base::load_f32(args.k, token, i));
   layer_norm(key, args.norm_weight, args.norm_bias, args.norm_eps);
   TokenRope<Real>(args.rope, token)(key);
-  kv::store_index_key(args.cache, slot, key, args.scale);
+  kv::store_index_key(args.cache, slot, key, args.scale, store);
 }
 
-template <class Real>
-void write_query(const IndexQueryArgs& args, const TokenRope<Real>& rope, std::int64_t token, std::int64_t head) {
+template <class Real, class Store>
+void write_query(const IndexQueryArgs& args, const TokenRope<Real>& rope, std::int64_t token, std::int64_t head,
+                 Store&& store) {
   Real q[kIndexDim];
   for (int i = 0; i < kIndexDim; ++i) q[i] = static_cast<Real>(base::load_f32(args.q, token, head, i));
   rope(q);
   std::byte* out =
       static_cast<std::byte*>(args.out_q.data) + base::offset(args.out_q, token, head) * size_of(args.out_q.dtype);
-  const float scale = kv::store_index_values(q, args.out_q.dtype, args.scale, kv::kIndexQueryFloor, out);
+  const float scale = store(q, args.out_q.dtype, args.scale, kv::kIndexQueryFloor, out);
   const Real weight = static_cast<Real>(base::load_f32(args.weights, token, head));
   *base::at<float>(args.out_weights, token, head) =
       static_cast<float>(weight * static_cast<Real>(args.weight_scale) * static_cast<Real>(scale));

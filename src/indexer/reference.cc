@@ -10,13 +10,13 @@
 namespace sievemla::stage::indexer {
 
 void write_index_keys_reference(const WriteIndexKeysArgs& args, const base::Exec&) {
-  for (std::int64_t t = 0; t < args.k.dim(0); ++t) write_key<double>(args, t);
+  for (std::int64_t t = 0; t < args.k.dim(0); ++t) write_key<double>(args, t, kv::store_index_values<double>);
 }
 
 void index_queries_reference(const IndexQueryArgs& args, const base::Exec&) {
   for (std::int64_t t = 0; t < args.q.dim(0); ++t) {
     const TokenRope<double> rope(args.rope, t);
-    for (std::int64_t h = 0; h < args.q.dim(1); ++h) write_query(args, rope, t, h);
+    for (std::int64_t h = 0; h < args.q.dim(1); ++h) write_query(args, rope, t, h, kv::store_index_values<double>);
   }
 }
 

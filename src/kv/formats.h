@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "base/view.h"
 #include "kv/fp8_rows.h"
 #include "kv/plain.h"
 #include "sievemla/kv_format.h"
@@ -48,7 +49,7 @@ decltype(auto) visit(KvFormat format, F&& f) {
 
 // First byte of a slot's row. The slot is in [0, cache.slots()).
 inline std::byte* row_address(const KvCache& cache, std::int64_t slot) {
-  const std::int64_t page = slot / cache.page_size(), offset = slot % cache.page_size();
+  const auto [page, offset] = base::divide(slot, cache.page_size());
   return static_cast<std::byte*>(cache.pages.data) +
          (page * cache.pages.step(0) + offset * cache.pages.step(1)) * size_of(cache.pages.dtype);
 }

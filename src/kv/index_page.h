@@ -79,12 +79,16 @@ float store_index_values(const Real* x, DType dtype, ScaleRule rule, float floor
   return 1.f;
 }
 
-// Writes the key of a slot, and its scale where the format has one.
+// Writes the key of a slot, and its scale where the format has one. `store` is store_index_values or does the same.
+template <class Real, class Store>
+void store_index_key(const IndexCache& cache, std::int64_t slot, const Real* key, ScaleRule rule, Store&& store) {
+  const IndexKeyAddress at = index_key_address(cache, slot);
+  const float scale = store(key, cache.pages.dtype, rule, kIndexKeyFloor, at.key);
+  if (at.scale) std::memcpy(at.scale, &scale, sizeof scale);
+}
 template <class Real>
 void store_index_key(const IndexCache& cache, std::int64_t slot, const Real* key, ScaleRule rule) {
-  const IndexKeyAddress at = index_key_address(cache, slot);
-  const float scale = store_index_values(key, cache.pages.dtype, rule, kIndexKeyFloor, at.key);
-  if (at.scale) std::memcpy(at.scale, &scale, sizeof scale);
+  store_index_key(cache, slot, key, rule, store_index_values<Real>);
 }
 
 }  // namespace sievemla::kv

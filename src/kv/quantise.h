@@ -15,9 +15,9 @@
 namespace sievemla::kv {
 
 // The scale for a group whose largest magnitude is `amax` (> 0, finite).
-inline float group_scale(float amax, ScaleRule rule) {
+constexpr float group_scale(float amax, ScaleRule rule) {
   // The least normal f32 at least: a subnormal would flush to 0 elsewhere.
-  float scale = std::fmax(amax / kE4m3Max, std::numeric_limits<float>::min());
+  float scale = std::max(amax / kE4m3Max, std::numeric_limits<float>::min());
   if (rule == ScaleRule::power_of_two) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(scale);
     scale = std::bit_cast<float>((u + 0x7FFFFFu) & 0x7F800000u);  // up to the next power of two, itself if it is one
@@ -25,9 +25,16 @@ inline float group_scale(float amax, ScaleRule rule) {
   return scale;
 }
 
-// Quantises x[0, n), f32 or bf16, into codes and returns the scale. amax is raised to `floor`; an all-zero group with
-// floor 0 gets scale 1; a group that holds a NaN or an infinity gets scale NaN (its codes are 0), so that whatever
-// reads it is NaN.
+// The scale for a group whose largest magnitude has these bits: raised to `floor`, 1 for a group of zeros with floor 0,
+// NaN where the group holds a NaN or an infinity.
+constexpr float scale_of(std::uint32_t largest, ScaleRule rule, float floor) {
+  if (largest >= 0x7F800000u) return std::numeric_limits<float>::quiet_NaN();
+  const float amax = std::max(std::bit_cast<float>(largest), floor);
+  return amax > 0.f ? group_scale(amax, rule) : 1.f;
+}
+
+// Quantises x[0, n), f32 or bf16, into codes and returns the scale. Where that is NaN, so that whatever reads the group
+// is NaN, codes are 0.
 //
 // A code is the exact quotient x / scale, rounded once: double has 53 bits of it, and a quotient of two f32 lies
 // either on a tie of e4m3 or at least 2^-30 (relative) beside it. An f32 quotient would be rounded onto such a tie in
@@ -37,12 +44,11 @@ float quantise_group(const T* x, int n, ScaleRule rule, float floor, std::uint8_
   std::uint32_t largest = 0;  // magnitudes compare as integers, with infinity and NaN above all numbers
   for (int i = 0; i < n; ++i)
     largest = std::max(largest, std::bit_cast<std::uint32_t>(base::to_f32(x[i])) & 0x7FFFFFFFu);
-  if (largest >= 0x7F800000u) {
+  const float scale = scale_of(largest, rule, floor);
+  if (std::isnan(scale)) {
     std::fill_n(codes, n, std::uint8_t{0});
-    return std::numeric_limits<float>::quiet_NaN();
+    return scale;
   }
-  const float amax = std::fmax(std::bit_cast<float>(largest), floor);
-  const float scale = amax > 0.f ? group_scale(amax, rule) : 1.f;
   for (int i = 0; i < n; ++i) codes[i] = to_e4m3(static_cast<double>(base::to_f32(x[i])) / scale);
   return scale;
 }

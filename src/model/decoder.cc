@@ -120,7 +120,9 @@ struct Decoder::State {
         weights(bind_weights(config, checkpoint, o.backend)),
         cos_sin(cos_sin_table(config, o.max_tokens)),
         scale(softmax_scale(config)),
-        latent_eps(o.norm_eps == NormEps::hf ? kHfNormEps : config.rms_norm_eps),
+        latent_eps(base::fault(Fault::latent_norm_eps) ? 1e-5
+                   : o.norm_eps == NormEps::hf         ? kHfNormEps
+                                                       : config.rms_norm_eps),
         index_rope(base::fault(Fault::indexer_rope_style) ? other(config.index_rope) : config.index_rope),
         attention_rope(base::fault(Fault::attention_rope_style) ? RopeStyle::half_split : RopeStyle::interleaved),
         topk(std::min(base::fault(Fault::dense) ? o.max_tokens : config.index_topk, o.max_tokens)),

@@ -3,7 +3,6 @@
 // src/topk/rows.h -- what host kernels do with one row, apart from selecting: read its scores, map positions to slots,
 // write its outputs.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -31,10 +30,9 @@ class RowSlots {
   RowSlots(const SlotMap& map, const TensorView& slots, std::int64_t t, std::int64_t rows)
       : page_size_(map.page_size),
         shard_(map.shard),
-        divisor_(static_cast<std::uint32_t>(std::min(map.page_size, std::int64_t{1} << 31))) {
-    const std::int64_t most =
-        slots.dtype == DType::i64 ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int32_t>::max();
-    last_page_ = most / page_size_, last_offset_ = most % page_size_;
+        last_(base::divide(slots.dtype == DType::i64 ? std::numeric_limits<std::int64_t>::max()
+                                                     : std::numeric_limits<std::int32_t>::max(),
+                           map.page_size)) {
     const std::int64_t requests = map.block_table.dim(0);
     const std::int64_t request = base::request_of(map.row_request, t, rows, requests);
     if (request < 0 || request >= requests) return;
@@ -43,26 +41,24 @@ class RowSlots {
     width_ = map.block_table.dim(1);
   }
 
-  std::int64_t operator()(std::int64_t position) const {  // of 32 bits
+  std::int64_t operator()(std::int64_t position) const {
     if (position < 0) return -1;
     if (shard_.ranks > 1) {
       const std::int64_t run = shard_.interleave, round = run * shard_.ranks;
       if (position / run % shard_.ranks != shard_.rank) return -1;
       position = position / round * run + position % run;
     }
-    const std::uint32_t index = static_cast<std::uint32_t>(position);  // 64-bit division takes several times as long
-    const std::int64_t page = index / divisor_, offset = index % divisor_;
+    const auto [page, offset] = base::divide(position, page_size_);
     if (page >= width_) return -1;
     const std::int64_t physical = base::load_int(pages_, request_, page);
-    if (physical < 0 || physical > last_page_ || (physical == last_page_ && offset > last_offset_)) return -1;
+    if (physical < 0 || physical > last_.whole || (physical == last_.whole && offset > last_.rest)) return -1;
     return physical * page_size_ + offset;
   }
 
  private:
   std::int64_t page_size_;
   Shard shard_;
-  std::uint32_t divisor_;                 // page_size; where that is larger than any position, larger too
-  std::int64_t last_page_, last_offset_;  // of the largest slot that the output's dtype holds
+  base::Quotient last_;  // page and offset of the largest slot that the output's dtype holds
   TensorView pages_;
   std::int64_t request_ = 0;
   std::int64_t width_ = 0;  // pages of the row's request; 0 if it has none

@@ -131,7 +131,7 @@ TEST(Case06, Heads) {
     EXPECT_TRUE(solved(narrow, backend));
     const bool apart =
         backend.kind() == BackendKind::cpu && (cpu::isa() == cpu::Isa::avx512 || cpu::isa() == cpu::Isa::avx512bf16);
-    for (std::int64_t heads : {1, 2, 4, 5, 8, 12, 16, 20, 32, 64, 96}) {
+    for (std::int64_t heads : {1, 2, 4, 5, 8, 12, 16, 20, 32, 40, 64, 72, 80, 96, 112}) {
       Problem p = widest;
       p.heads = heads;
       const Result got = p.run(backend);  // with guards right after row heads - 1

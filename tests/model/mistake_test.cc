@@ -28,8 +28,8 @@ const std::map<std::string, Fault> kMistakes = {
     {"no yarn", Fault::no_yarn},
     {"no mscale", Fault::no_mscale},
     {"no expert groups", Fault::no_expert_groups},
+    {"q_a/kv_a norm eps 1e-5", Fault::latent_norm_eps},
 };
-const std::string kEps = "q_a/kv_a norm eps 1e-5";  // an option, not a fault
 
 const std::vector<std::string> kModels = {"glm5-tiny", "glm52-tiny", "dsv32-tiny"};
 const std::vector<Backend> kBackends = {Backend::reference(), Backend::cpu({.threads = 1, .host = {}})};
@@ -90,6 +90,7 @@ void caught(const std::string& name) {
       const CheckReport got = m.check(backend);
       EXPECT_FALSE(got.passed());
       expect_as_expected(got, m.mistakes[name]);
+      if (m.mistakes[name]["greedy_ids_equal"] == 16) continue;  // the tolerances alone see it
       EXPECT_LT(got.tokens_equal, 16);
     }
   }
@@ -107,21 +108,18 @@ TEST(Mistake, NoYarn) { caught("no yarn"); }
 TEST(Mistake, NoMscale) { caught("no mscale"); }
 TEST(Mistake, NoExpertGroups) { caught("no expert groups"); }
 
-TEST(Mistake, NormEps) {  // leaves all tokens as they are; only the tolerances see it
+TEST(Mistake, NormEps) { caught("q_a/kv_a norm eps 1e-5"); }
+
+TEST(Mistake, TheConfigsEpsIsThatMistakeToo) {  // what serving engines use differs from Hugging Face's own result
   for (const char* directory : {"glm5-tiny", "glm52-tiny"}) {
     const Loaded m(directory);
     ASSERT_EQ(m.config.rms_norm_eps, 1e-5);
-    for (const Backend& backend : kBackends) {
-      const CheckReport got = m.check(backend, model::NormEps::config);
-      EXPECT_FALSE(got.passed());
-      EXPECT_EQ(got.tokens_equal, 16);
-      expect_as_expected(got, m.mistakes[kEps]);
-    }
+    for (const Backend& backend : kBackends) EXPECT_FALSE(m.check(backend, model::NormEps::config).passed());
   }
 }
 
 TEST(Mistake, EveryOneInMetaHasATest) {
-  std::set<std::string> known = {kEps};
+  std::set<std::string> known;
   for (const auto& [name, fault] : kMistakes) known.insert(name);
   std::set<std::string> listed;
   for (const std::string& directory : kModels) {
@@ -132,15 +130,16 @@ TEST(Mistake, EveryOneInMetaHasATest) {
 }
 
 // With rounded caches the same bytes hide a mistake on the way to them; the golden itself shows it, of all mistakes but
-// three. One model, the one that lists every mistake, and one backend: what rounds is the cache.
-TEST(Mistake, SevenAreCaughtWithBf16CachesOfDsv32OnTheCpu) {
+// four. One model, the one that lists every mistake, and one backend: what rounds is the cache.
+TEST(Mistake, AllButFourAreCaughtWithBf16CachesOfDsv32OnTheCpu) {
   const Loaded m("dsv32-tiny");
   const Backend backend = kBackends[1];
   EXPECT_TRUE(m.check(backend, model::NormEps::hf, KvFormat::bf16).passed());
   for (const auto& [name, fault] : kMistakes) {
-    if (name == "no expert groups") continue;     // outside the attention block
-    if (name == "dense") continue;                // the golden's selection is handed in
-    if (name == "k_norm without mean") continue;  // moves scores by less than rounding may
+    if (name == "no expert groups") continue;        // outside the attention block
+    if (name == "dense") continue;                   // the golden's selection is handed in
+    if (name == "k_norm without mean") continue;     // moves scores by less than rounding may
+    if (name == "q_a/kv_a norm eps 1e-5") continue;  // so does this, outputs by 1.2e-3
     const WithFault with(fault);
     EXPECT_FALSE(m.check(backend, model::NormEps::hf, KvFormat::bf16).passed()) << name;
   }

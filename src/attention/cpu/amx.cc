@@ -18,29 +18,6 @@ namespace {
 
 constexpr Index kSide = 16, kDepth = 32;  // of a tile: rows and columns; operands a row of the left one
 
-// x[i][j] -> x[j][i], 32-bit elements.
-inline void transpose(__m512i x[16]) {
-  __m512i y[16];
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + 2 + j]);
-      x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + 2 + j]);
-    }
-  for (int i = 0; i < 16; i += 8)
-    for (int j = 0; j < 4; ++j) {
-      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
-      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xDD);
-    }
-  for (int j = 0; j < 8; ++j) {
-    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
-    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xDD);
-  }
-}
-
 // The sums that are under way: c[2 tiles, 2 tiles], or one in a direction.
 template <bool kTwoRows, bool kTwoColumns>
 struct Sums {
@@ -64,7 +41,7 @@ struct Sums {
     if (kTwoRows) _tile_stored(2, x + kSide * stride, stride);
     if (kTwoRows && kTwoColumns) _tile_stored(3, x + kSide * stride + 64, stride);
   }
-  // sums += a x b over `steps` of kDepth operands; a_step and b_step in bytes.
+  // sums += a x b over `steps` of kDepth operands; b_step in bytes.
   static void add(const void* left, Index a_stride, const void* right, Index b_stride, Index b_step, Index steps) {
     const char *a = static_cast<const char*>(left), *b = static_cast<const char*>(right);
     for (Index i = 0; i < steps; ++i, a += 64, b += b_step) {
@@ -86,18 +63,20 @@ struct Sums {
 
 struct Ops : Avx512Bf16 {
   static constexpr Index kBlock = 256, kRowPad = 32;  // values pass through tiles once a block
+  static constexpr Index kVecs = 2;                   // of heads: their queries lie side by side and stay in L1
+  static constexpr Index kAhead = 8;                  // rows that are on their way while one is loaded
   static constexpr bool kTiles = true, kHasNarrow = false;
   static constexpr int rows(int) { return 4; }
 
   static void begin() { configure_tiles(); }
   static void end() { _tile_release(); }
 
-  // n: heads of the group that q points into.
   template <bool kTwoColumns, class Scratch>
-  static void score_heads(const TierShape& shape, const Scratch& s, const Operand* q, Index n, Index head, Index row) {
+  static void score_heads(const TierShape& shape, const Scratch& s, Index head, Index row) {
     using S = Sums<true, kTwoColumns>;
-    const Index a_stride = s.k_stride * 2, b_stride = n * 4, c_stride = s.heads * 4;
-    const Operand* k = s.k + row * s.k_stride;
+    constexpr Index kHeads = kTwoColumns ? 2 * kSide : kSide;
+    const Index a_stride = s.k_stride * 2, b_stride = kHeads * 4, c_stride = s.heads * 4;
+    const Operand *k = s.k + row * s.k_stride, *q = s.q + head * s.width;
     float* score = s.score + row * s.heads + head;
     if (shape.row != Element::e4m3) {
       S::zero();
@@ -105,49 +84,40 @@ struct Ops : Avx512Bf16 {
       S::store(score, c_stride);
       return;
     }
-    alignas(64) float part[2 * kSide][2 * kSide];
+    alignas(64) float part[2 * kSide][kHeads];
     for (Index column = 0; column < s.width; column += kScaleColumns) {
       const Index columns = s.width - column < kScaleColumns ? s.width - column : kScaleColumns;
       S::zero();
-      S::add(k + column, a_stride, q + column * n, b_stride, kSide * b_stride, columns / kDepth);
+      S::add(k + column, a_stride, q + column * kHeads, b_stride, kSide * b_stride, columns / kDepth);
       S::store(part[0], sizeof part[0]);
       const bool scaled = column < s.latent;
       for (Index r = 0; r < 2 * kSide; ++r) {
         const Vec factor = set1(scaled ? s.scale[(row + r) * 4 + column / kScaleColumns] : 1.f);
-        for (Index c = 0; c < (kTwoColumns ? 2 : 1); ++c) {
-          float* to = score + r * s.heads + c * kSide;
-          const Vec x = load(part[r] + c * kSide);
+        for (Index c = 0; c < kHeads; c += kSide) {
+          float* to = score + r * s.heads + c;
+          const Vec x = load(part[r] + c);
           store(to, column > 0 ? fma(x, factor, load(to)) : mul(x, factor));
         }
       }
     }
   }
 
-  // fetch(row, n): rows [row, row + n) of the next block, early.
-  template <class Scratch, class Fetch>
-  static void scores(const TierShape& shape, const Scratch& s, Index rows, Fetch&& fetch) {
-    for (Index first = 0; first < s.heads;) {
-      const Index n = vectors((s.heads - first) / kLanes) * kLanes;
-      for (Index h = 0; h < n; h += 2 * kSide) {
-        const Operand* q = s.q + first * s.width + h * kPair;
-        for (Index r = 0; r < rows; r += 2 * kSide) {
-          if (first + h == 0) fetch(r, 2 * kSide);
-          if (n - h >= 2 * kSide) score_heads<true>(shape, s, q, n, first + h, r);
-          else score_heads<false>(shape, s, q, n, first + h, r);
-        }
-      }
-      first += n;
-    }
+  template <class Scratch>
+  static void scores(const TierShape& shape, const Scratch& s, Index rows) {
+    for (Index h = 0; h < s.heads; h += 2 * kSide)
+      for (Index r = 0; r < rows; r += 2 * kSide)
+        if (s.heads - h >= 2 * kSide) score_heads<true>(shape, s, h, r);
+        else score_heads<false>(shape, s, h, r);
   }
 
   template <bool kTwoRows, class Scratch>
-  static void add_columns(const TierShape& shape, const Scratch& s, const Operand* p, Index column, Index steps,
+  static void add_columns(const TierShape& shape, const Scratch& s, const Operand* p, Index column, Index rows,
                           float* value, bool empty) {
     using S = Sums<kTwoRows, true>;
     const Index stride = shape.value_stride * 4;
     if (empty) S::zero();
     else S::load(value, stride);
-    S::add(p, kBlock * 2, s.v + column * kPair, s.v_stride * 2, kSide * s.v_stride * 2, steps);
+    S::add(p, kBlock * 2, s.v + column * kPair, s.v_stride * 2, kSide * s.v_stride * 2, rows / kDepth);
     S::store(value, stride);
   }
 
@@ -170,14 +140,13 @@ struct Ops : Avx512Bf16 {
       for (Index h = 0; h < s.heads; h += 2 * kSide) {
         const Operand* p = s.p_rows + (column / slice * s.heads + h) * kBlock;
         float* value = state.value + h * shape.value_stride + column;
-        if (s.heads - h >= 2 * kSide) add_columns<true>(shape, s, p, column, padded / kDepth, value, state.empty);
-        else add_columns<false>(shape, s, p, column, padded / kDepth, value, state.empty);
+        if (s.heads - h >= 2 * kSide) add_columns<true>(shape, s, p, column, padded, value, state.empty);
+        else add_columns<false>(shape, s, p, column, padded, value, state.empty);
       }
   }
 
  private:
   static constexpr Index kScaleColumns = 128;
-  static constexpr Index vectors(Index rest) { return rest < kVecs ? rest : kVecs; }
 };
 
 #include "attention/cpu/attention-inl.h"

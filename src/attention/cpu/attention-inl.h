@@ -21,7 +21,7 @@ using Index = std::int64_t;
 constexpr Index round_up(Index n, Index to) { return (n + to - 1) / to * to; }
 constexpr Index least(Index a, Index b) { return a < b ? a : b; }
 
-constexpr Index kScaleGroup = 128, kScaleGroups = 4;  // of a packed row
+constexpr Index kScaleGroup = 128, kScaleGroups = kSlices;  // of a packed row
 constexpr Index kPackedScales = 512, kPackedRope = 528;
 
 using Operand = Ops::Operand;
@@ -79,7 +79,7 @@ struct Scratch {
 
 // How many vectors the next of `rest` vectors are taken together: the most, but not such that one is left alone.
 constexpr Index vectors(Index rest) {
-  return rest >= Ops::kVecs + 2 || rest <= Ops::kVecs ? least(rest, Ops::kVecs) : rest / 2;
+  return Ops::kTiles || rest >= Ops::kVecs + 2 || rest <= Ops::kVecs ? least(rest, Ops::kVecs) : rest / 2;
 }
 
 // ---- rows in, operands out --------------------------------------------------------------------------
@@ -114,28 +114,35 @@ inline void load_row(const TierShape& shape, const Scratch& s, const std::byte* 
 
 inline bool narrow(const TierShape& shape) { return Ops::kHasNarrow && shape.heads <= kNarrow; }
 
-inline void load_queries(const TierShape& shape, std::byte* scratch, const void* const* latent,
-                         const void* const* rope) {
+template <class T = Ops>
+void load_queries(const TierShape& shape, std::byte* scratch, const void* const* latent, const void* const* rope) {
   const Scratch s(shape, scratch);
-  for (Index h = 0; h < s.heads; ++h) {
-    Operand* x = s.k;  // one head, side by side; k is free
-    if (h < shape.heads) {
-      load_plain(latent[h], shape.query, shape.latent, x);
-      load_plain(rope[h], shape.query, shape.rope, x + s.latent);
-    } else {
-      for (Index i = 0; i < s.width; ++i) x[i] = 0;
+  constexpr Index kBytes = kPair * static_cast<Index>(sizeof(Operand));
+  for (Index h = 0, first = 0, n = 0; h < s.heads; h += kLanes) {
+    if (h == first + n) first = h, n = vectors((s.heads - h) / kLanes) * kLanes;  // the group of heads
+    for (Index lane = 0; lane < kLanes; ++lane) {                                 // side by side; k is free
+      Operand* x = s.k + lane * s.k_stride;
+      if (h + lane < shape.heads) {
+        load_plain(latent[h + lane], shape.query, shape.latent, x);
+        load_plain(rope[h + lane], shape.query, shape.rope, x + s.latent);
+      } else {
+        __builtin_memset(x, 0, static_cast<std::size_t>(s.width) * sizeof(Operand));
+      }
     }
-    constexpr Index kBytes = kPair * static_cast<Index>(sizeof(Operand));
     if (narrow(shape)) {  // [width / (2 kPair)][kNarrow][2 kPair]
-      Operand* to = s.q + h * 2 * kPair;
-      for (Index i = 0; h < kNarrow && i < s.width; i += 2 * kPair, to += kNarrow * 2 * kPair)
-        __builtin_memcpy(to, x + i, 2 * kBytes);
+      Operand* to = s.q;
+      for (Index i = 0; i < s.width; i += 2 * kPair)
+        for (Index lane = 0; lane < kNarrow; ++lane, to += 2 * kPair)
+          __builtin_memcpy(to, s.k + lane * s.k_stride + i, 2 * kBytes);
       continue;
     }
-    Index first = 0, n = 0;  // heads of the group
-    for (; h >= first + n; n = vectors((s.heads - first) / kLanes) * kLanes) first += n;
     Operand* to = s.q + first * s.width + (h - first) * kPair;
-    for (Index i = 0; i < s.width; i += kPair, to += n * kPair) __builtin_memcpy(to, x + i, kBytes);
+    if constexpr (T::kLanes == 16)
+      for (Index i = 0; i < s.width; i += 16 * kPair) T::transpose(s.k + i, s.k_stride, to + i * n, n * kPair);
+    else
+      for (Index i = 0; i < s.width; i += kPair, to += n * kPair)
+        for (Index lane = 0; lane < kLanes; ++lane)
+          __builtin_memcpy(to + lane * kPair, s.k + lane * s.k_stride + i, kBytes);
   }
 }
 
@@ -195,28 +202,42 @@ template <int kRows, int kVectors, bool kTwoSteps = false, class T = Ops>
   });
 }
 
-// The rows of `ahead` that are fetched while rows [row, row + n) of this block pass under tile `tile` of `tiles`.
-inline void fetch(const TierShape& shape, const std::byte* const* ahead, Index n_ahead, Index row, Index n, Index tile,
-                  Index tiles) {
-  const Index size = shape.row == Element::f32 ? 4 : shape.row == Element::bf16 ? 2 : 1;
-  const Index lines = (size * (shape.latent + shape.rope) + 128) / 64 + 1, first = lines * tile / tiles;
-  for (Index r = row; r < row + n && r < n_ahead; ++r)
-    for (Index i = first; i < lines * (tile + 1) / tiles; ++i) __builtin_prefetch(ahead[r] + i * 64, 0, 2);
+inline Index row_bytes(const TierShape& shape) {
+  if (shape.row == Element::e4m3) return kPackedRope + 2 * shape.rope;
+  return (shape.row == Element::f32 ? 4 : 2) * (shape.latent + shape.rope);
 }
 
+// Rows that are fetched while others are computed, a few lines at a time.
+struct Ahead {
+  const std::byte* const* rows;
+  Index count, lines;  // rows; lines of a row
+  Index row = 0, line = 0;
+
+  Ahead(const TierShape& shape, const std::byte* const* from, Index n)
+      : rows(from), count(least(n, Ops::kBlock)), lines((row_bytes(shape) + 63) / 64) {}
+  Index left() const { return (count - row) * lines - line; }
+  void fetch(Index n = 64) {
+    for (; n > 0 && row < count; --n) {
+      __builtin_prefetch(rows[row] + line * 64, 0, 2);
+      __asm__ volatile("");  // g++ leaves out the calls of a function that does nothing but prefetch
+      if (++line == lines) line = 0, ++row;
+    }
+  }
+};
+
 template <int kVectors, bool kTwoSteps = false>
-void score_heads(const TierShape& shape, const Scratch& s, Index head, Index rows, const std::byte* const* ahead,
-                 Index n_ahead) {
+void score_heads(const TierShape& shape, const Scratch& s, Index head, Index rows, Ahead& ahead) {
   constexpr int kRows = Ops::rows(kVectors), kSteps = kTwoSteps ? 2 : 1;
   constexpr Index n = kVectors * kLanes / kSteps;
   const Index tiles = (s.width + kTile - 1) / kTile;
+  const Index lines = head == 0 ? (ahead.left() * kRows + rows * tiles - 1) / (rows * tiles) : 0;
   for (Index t = 0; t < tiles; ++t) {
     const Index column = t * kTile, end = least(s.width, column + kTile);
     const bool scaled = shape.row == Element::e4m3 && column < s.latent;
     const float* scale = scaled ? s.scale + column / kScaleGroup : nullptr;
     const Operand* q = s.q + head * s.width + column * n;
     for (Index r = 0; r < rows; r += kRows) {
-      if (head == 0) fetch(shape, ahead, n_ahead, r, kRows, t, tiles);
+      ahead.fetch(lines);
       product<kRows, kVectors, kTwoSteps>(s.k + r * s.k_stride + column, q, (end - column) / kPair / kSteps,
                                           s.score + r * s.heads + head,
                                           {s.k_stride, kPair * kSteps, n * kPair * kSteps, s.heads, kScaleGroups},
@@ -237,15 +258,15 @@ void add_columns(const TierShape& shape, const Scratch& s, const Operand* p, Ind
 }
 
 template <class T = Ops>
-void scores(const TierShape& shape, const Scratch& s, Index rows, const std::byte* const* ahead, Index n_ahead) {
+void scores(const TierShape& shape, const Scratch& s, Index rows, Ahead& ahead) {
   if constexpr (T::kHasNarrow)
-    if (narrow(shape)) return score_heads<1, true>(shape, s, 0, rows, ahead, n_ahead);
+    if (narrow(shape)) return score_heads<1, true>(shape, s, 0, rows, ahead);
   for (Index head = 0; head < s.heads;) {
     const Index n = vectors((s.heads - head) / kLanes);
-    if (n == 1) score_heads<1>(shape, s, head, rows, ahead, n_ahead);
-    else if (n == 2) score_heads<2>(shape, s, head, rows, ahead, n_ahead);
-    else if (n == 3) score_heads<3>(shape, s, head, rows, ahead, n_ahead);
-    else score_heads<4>(shape, s, head, rows, ahead, n_ahead);
+    if (n == 1) score_heads<1>(shape, s, head, rows, ahead);
+    else if (n == 2) score_heads<2>(shape, s, head, rows, ahead);
+    else if (n == 3) score_heads<3>(shape, s, head, rows, ahead);
+    else score_heads<4>(shape, s, head, rows, ahead);
     head += n * kLanes;
   }
 }
@@ -286,7 +307,7 @@ inline Vec exp(Vec x) {
 //
 // A weight that becomes a bf16 operand is off by up to 2^-8. `sum` is of exact weights; `excess` is by how much the sum
 // of a slice's rounded weights is larger. Values divided by the latter are a mean of rows again: where one row has most
-// of the weight, its rounding cancels (finish).
+// of the weight, its rounding cancels (set_gain).
 inline void weigh(const TierShape& shape, const Scratch& s, Index head, Index rows, const TierState& state) {
   const Vec factor = Ops::set1(shape.scale), nothing = Ops::set1(-__builtin_inff());
   const bool scaled = shape.row == Element::e4m3;
@@ -335,36 +356,43 @@ inline void multiply(float* x, Index n, float by) {
   for (Index i = 0; i < n; i += kLanes) Ops::store(x + i, Ops::mul(Ops::load(x + i), factor));
 }
 
-// The sums of rounded weights and rows, as if the rounded weights added up to state.sum.
-inline void finish(const TierShape& shape, const Scratch& s, const TierState& state) {
-  const Index slice = shape.row == Element::e4m3 ? kScaleGroup : s.latent;
-  for (Index h = 0; h < shape.heads; ++h)
-    for (Index g = 0; g * slice < s.latent; ++g)
-      if (const float excess = s.excess[g * s.heads + h]; excess != 0)
-        multiply(state.value + h * shape.value_stride + g * slice, slice, state.sum[h] / (state.sum[h] + excess));
+// The values are sums of rounded weights and rows; what makes them as if the rounded weights added up to state.sum.
+inline void set_gain(const TierShape& shape, const Scratch& s, const TierState& state) {
+  for (Index g = 0; g < kSlices; ++g)
+    for (Index h = 0; h < shape.heads; ++h) {
+      const float excess = s.excess[g * s.heads + h];
+      state.gain[g * round_up(shape.heads, kHeadPad) + h] = excess != 0 ? state.sum[h] / (state.sum[h] + excess) : 1.f;
+    }
 }
 
 // ---- a block ----------------------------------------------------------------------------------------
 
 template <class T = Ops>  // a template, so that what a tier does not have is not looked for
-void attend_block(const TierShape& shape, const Scratch& s, const std::byte* const* from, Index rows,
-                  const std::byte* const* ahead, Index n_ahead, TierState& state) {
-  for (Index r = 0; r < rows; ++r) load_row(shape, s, from[r], s.k + r * s.k_stride, s.scale + r * kScaleGroups);
+void attend_block(const TierShape& shape, const Scratch& s, const std::byte* const* from, Index rows, Ahead ahead,
+                  TierState& state) {
   const Index padded = round_up(rows, Ops::kRowPad);
-  for (Index r = rows; r < padded; ++r) {  // rows of zeros: they fill a step of the products, and weigh nothing
-    for (Index i = 0; i < s.width; ++i) s.k[r * s.k_stride + i] = 0;
-    for (Index g = 0; g < kScaleGroups; ++g) s.scale[r * kScaleGroups + g] = 0;
+  for (Index r = 0; r < padded; ++r) {
+    Operand* k = s.k + r * s.k_stride;
+    if constexpr (T::kTiles) {
+      const Index next = r + T::kAhead, after = next - rows;
+      if (next < rows) Ahead(shape, from + next, 1).fetch();
+      else if (after < ahead.count) Ahead(shape, ahead.rows + after, 1).fetch();
+    }
+    if (r < rows) {
+      load_row(shape, s, from[r], k, s.scale + r * kScaleGroups);
+    } else {  // rows of zeros: they fill a step of the products, and weigh nothing
+      for (Index i = 0; i < s.width; ++i) k[i] = 0;
+      for (Index g = 0; g < kScaleGroups; ++g) s.scale[r * kScaleGroups + g] = 0;
+    }
+    if constexpr (T::kPair == 2)
+      if (r % 2 == 1) T::interleave(k - s.k_stride, k, s.latent, s.v + r / 2 * s.v_stride);
   }
   if (T::kPair == 2 && shape.row == Element::e4m3)
     for (Index i = 0; i < padded * kScaleGroups; ++i)
       s.scale[Ops::kBlock * kScaleGroups + i] = s.scale[i] != 0.f ? 1.f / s.scale[i] : 0.f;
-  if constexpr (T::kPair == 2)
-    for (Index r = 0; r < padded; r += 2)
-      T::interleave(s.k + r * s.k_stride, s.k + (r + 1) * s.k_stride, s.latent, s.v + r / 2 * s.v_stride);
 
-  if constexpr (T::kTiles)
-    T::scores(shape, s, padded, [&](Index row, Index n) { fetch(shape, ahead, n_ahead, row, n, 0, 1); });
-  else scores(shape, s, padded, ahead, n_ahead);
+  if constexpr (T::kTiles) T::scores(shape, s, padded);
+  else scores(shape, s, padded, ahead);
   for (Index h = 0; h < shape.heads; h += kLanes) weigh(shape, s, h, rows, state);
   for (Index h = 0; !state.empty && h < shape.heads; ++h)
     if (s.rescale[h] != 1.f) multiply(state.value + h * shape.value_stride, s.latent, s.rescale[h]);
@@ -380,20 +408,19 @@ inline void attend(const TierShape& shape, std::byte* scratch, const std::byte* 
   for (Index r = 0; r < n; r += Ops::kBlock) {
     const Index next = least(n, r + Ops::kBlock);
     const bool last = next == n;
-    attend_block(shape, s, rows + r, next - r, last ? ahead : rows + next, last ? n_ahead : n - next, *state);
+    attend_block(shape, s, rows + r, next - r, Ahead(shape, last ? ahead : rows + next, last ? n_ahead : n - next),
+                 *state);
   }
   Ops::end();
-  if (kPair == 2 && state->last) finish(shape, s, *state);
+  set_gain(shape, s, *state);
 }
 
-inline void mix(const float* const* values, const float* weights, Index n, Index columns, float* out) {
-  for (Index i = 0; i < columns; i += kLanes) {
-    Vec sum = Ops::mul(Ops::load(values[0] + i), Ops::set1(weights[0]));
-    for (Index j = 1; j < n; ++j) sum = Ops::fma(Ops::load(values[j] + i), Ops::set1(weights[j]), sum);
-    Ops::store(out + i, sum);
-  }
+inline void fold(float* sum, float keep, const float* value, float weight, Index columns) {
+  const Vec before = Ops::set1(keep), by = Ops::set1(weight);
+  for (Index i = 0; i < columns; i += kLanes)
+    Ops::store(sum + i, Ops::fma(Ops::load(sum + i), before, Ops::mul(Ops::load(value + i), by)));
 }
 
 inline Index scratch_bytes(const TierShape& shape) { return Scratch(shape, nullptr).bytes; }
 
-constexpr Tier kTier = {scratch_bytes, load_queries, attend, mix};
+constexpr Tier kTier = {scratch_bytes, load_queries<>, attend, fold};

@@ -3,8 +3,9 @@
 // src/attention/cpu/attention.cc -- stage 3 on the CPU: what is done around the kernel of an instruction set.
 //
 // A work unit is a (token, chunk of its lanes): the addresses of its live rows go to the tier's kernel, which leaves a
-// partial result. The chunks of a token are merged in order. Where a token is cut depends on its own lanes alone, so
-// that its bits depend neither on the other tokens nor on the threads.
+// partial result. The chunks of a token are folded in order: one after another in the caches of a worker that has all
+// of them, or head by head once all are there. Where a token is cut depends on its own lanes alone, so that its bits
+// depend neither on the other tokens nor on the threads.
 #include "attention/cpu/attention.h"
 
 #include <algorithm>
@@ -23,20 +24,37 @@ using Softmax = base::Softmax<float>;
 
 // ---- how a token is cut -----------------------------------------------------------------------------
 
-constexpr std::int64_t kMinChunk = 256;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
+constexpr std::int64_t kMinChunk = 128;  // lanes: a partial result costs as much to write and merge as 2 or 3 rows
 constexpr std::int64_t kMaxChunks = 32;  // bounds the partial results of a long dense row: 8 MiB for 128 heads
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial results; tokens go through in waves
-constexpr std::int64_t kBatch = 256;  // rows that a kernel gets at a time, a multiple of every tier's block
+constexpr std::int64_t kMergeHeads = 4;  // merged together: starting a piece of parallel work takes 0.1 us
+constexpr std::int64_t kBatch = 256;     // rows that a kernel gets at a time, a multiple of every tier's block
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
 constexpr std::int64_t chunk_lanes(std::int64_t lanes) {
-  return std::max(kMinChunk, round_up(ceil_div(lanes, kMaxChunks), kBatch));
+  return std::max(kMinChunk, round_up(ceil_div(lanes, kMaxChunks), kMinChunk));
 }
 // Never more than this, and at least one: an empty chunk writes the empty result.
 constexpr std::int64_t most_chunks(std::int64_t lanes) {
   return std::clamp<std::int64_t>(ceil_div(lanes, kMinChunk), 1, kMaxChunks);
+}
+
+std::int64_t chunks_of(const Rows& rows, std::int64_t token) {
+  const std::int64_t lanes = rows.lanes(token);
+  return std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
+}
+
+// How many chunks of a token a worker takes one after another: its queries are packed once, rows are fetched early,
+// and all chunks together need not be written out. So the most that keep 7 of 8 threads busy.
+std::int64_t span_of(std::int64_t tokens, std::int64_t chunks, std::int64_t threads) {
+  std::int64_t span = chunks;
+  for (std::int64_t spans = 1; spans < chunks; span = ceil_div(chunks, ++spans)) {
+    const std::int64_t chunks_done = tokens * chunks, rounds = ceil_div(tokens * ceil_div(chunks, span), threads);
+    if (chunks_done * 8 >= rounds * span * threads * 7) break;
+  }
+  return span;
 }
 
 // ---- scratch ----------------------------------------------------------------------------------------
@@ -53,31 +71,35 @@ constexpr Element element_of(KvFormat format) {
 
 // The result of a chunk, not normalised.
 struct Partial {
-  float* value;  // [heads, shape.value_stride] sum of exp(score - peak) * row
-  float *peak, *sum;
+  float* value;  // [heads, shape.value_stride] sum of exp(score - peak) * row, but for the gain
+  float *peak, *sum, *gain;
   Partial(base::Scratch&& scratch, const TierShape& s) : Partial(scratch, s) {}
   Partial(base::Scratch& scratch, const TierShape& s)
       : value(scratch.take<float>(round_up(s.heads, kHeadPad) * s.value_stride)),
         peak(scratch.take<float>(round_up(s.heads, kHeadPad))),
-        sum(scratch.take<float>(round_up(s.heads, kHeadPad))) {}
+        sum(scratch.take<float>(round_up(s.heads, kHeadPad))),
+        gain(scratch.take<float>(kSlices * round_up(s.heads, kHeadPad))) {}
 };
 
 struct Worker {
   std::int64_t* token;             // whose queries are packed; -1: none
   const void **latent, **rope;     // [heads] of a token's queries
   float* copies;                   // [heads, width] of queries whose elements do not lie side by side
-  float* mixed;                    // [latent] of an output
+  float* merged;                   // [latent] of a head
   const std::byte** addresses[2];  // [kBatch]
   std::byte* scratch;              // the tier's
+  Partial all, one;                // of a token: the chunks so far, the next one
   Worker(base::Scratch&& memory, const Tier& tier, const TierShape& s) : Worker(memory, tier, s) {}
   Worker(base::Scratch& memory, const Tier& tier, const TierShape& s)
       : token(memory.take<std::int64_t>(1)),
         latent(memory.take<const void*>(s.heads)),
         rope(memory.take<const void*>(s.heads)),
         copies(memory.take<float>(s.heads * (s.latent + s.rope))),
-        mixed(memory.take<float>(round_up(s.latent, kWidthPad))),
+        merged(memory.take<float>(round_up(s.latent, kWidthPad))),
         addresses{memory.take<const std::byte*>(kBatch), memory.take<const std::byte*>(kBatch)},
-        scratch(memory.take<std::byte>(tier.scratch_bytes(s))) {}
+        scratch(memory.take<std::byte>(tier.scratch_bytes(s))),
+        all(memory, s),
+        one(memory, s) {}
 };
 
 template <class Layout, class... Args>
@@ -134,12 +156,11 @@ void load_queries(const Tier& tier, const TierShape& shape, const AttentionArgs&
   tier.load_queries(shape, worker.scratch, worker.latent, worker.rope);
 }
 
-// alone: the next chunk comes after this one, on the same core.
+// followed: the next chunk comes after this one, on the same core.
 void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args, const Rows& rows, std::int64_t token,
-            std::int64_t chunk, bool alone, const Worker& worker, const Partial& partial) {
+            std::int64_t chunk, bool followed, const Worker& worker, const Partial& partial) {
   const std::int64_t lanes = rows.lanes(token), step = chunk_lanes(lanes);
   std::int64_t lane = chunk * step;
-  if (chunk > 0 && lane >= lanes) return;
   const std::int64_t end = std::min(lanes, lane + step);
 
   // The addresses of up to kBatch live rows from `lane` on.
@@ -150,48 +171,104 @@ void attend(const Tier& tier, const TierShape& shape, const AttentionArgs& args,
     return n;
   };
   const std::byte **now = worker.addresses[0], **ahead = worker.addresses[1];
-  TierState state{partial.value, partial.peak, partial.sum, true, false};
+  TierState state{partial.value, partial.peak, partial.sum, partial.gain, true};
   load_queries(tier, shape, args, token, worker);
-  for (std::int64_t n = next_rows(now, end), n_ahead; n > 0; n = state.last ? 0 : n_ahead, std::swap(now, ahead)) {
+  bool last = false;
+  for (std::int64_t n = next_rows(now, end), n_ahead; n > 0; n = last ? 0 : n_ahead, std::swap(now, ahead)) {
     n_ahead = next_rows(ahead, end);
-    state.last = n_ahead == 0;
-    if (state.last && alone) n_ahead = next_rows(ahead, lanes);  // of the chunk that comes next
+    last = n_ahead == 0;
+    if (last && followed) n_ahead = next_rows(ahead, lanes);  // of the chunk that comes next
     tier.attend(shape, worker.scratch, now, n, ahead, n_ahead, &state);
   }
   if (!state.empty) return;
   std::fill_n(partial.value, shape.heads * shape.value_stride, 0.f);
   std::fill_n(partial.peak, shape.heads, Softmax::kNothing);
   std::fill_n(partial.sum, shape.heads, 0.f);
+  std::fill_n(partial.gain, kSlices * round_up(shape.heads, kHeadPad), 1.f);
 }
 
-// partials(c): the result of chunk c of this token.
-template <class Partials>
-void merge(const Tier& tier, const AttentionArgs& args, const TierShape& shape, const Rows& rows, std::int64_t token,
-           std::int64_t head, float* mixed, Partials&& partials) {
-  const std::int64_t lanes = rows.lanes(token), n = std::max<std::int64_t>(ceil_div(lanes, chunk_lanes(lanes)), 1);
-  const float* values[kMaxChunks];
-  float weights[kMaxChunks];
-  Softmax softmax;
-  for (std::int64_t c = 0; c < n; ++c) softmax.raise_peak(partials(c).peak[head]);
-  for (std::int64_t c = 0; c < n; ++c) {
-    const Partial& part = partials(c);
-    values[c] = part.value + head * shape.value_stride;
-    weights[c] = softmax.weight(part.peak[head]);
-    softmax.sum += weights[c] * part.sum[head];
-  }
-  if (args.lse) *base::at<float>(args.lse, token, head) = softmax.lse();
+// ---- chunks to an output ----------------------------------------------------------------------------
 
-  const float normaliser = softmax.normaliser(args.sink ? base::load_f32(args.sink, head) : Softmax::kNothing);
-  for (std::int64_t c = 0; c < n; ++c) weights[c] = softmax.empty() ? 0.f : weights[c] * normaliser;
-  const std::int64_t columns = round_up(shape.latent, kWidthPad);
-  if (args.out.dtype == DType::f32 && args.out.step(2) == 1 && columns == shape.latent)
-    return tier.mix(values, weights, n, columns, base::at<float>(args.out, token, head));
-  tier.mix(values, weights, n, columns, mixed);
-  base::visit_real(args.out.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* out = base::at<T>(args.out, token, head);
-    for (std::int64_t d = 0; d < shape.latent; ++d) out[d * args.out.step(2)] = base::round_to<T>(mixed[d]);
+// A head of a token: what its chunks so far have given.
+struct Head {
+  Softmax softmax;
+  float* value;
+  float gain[kSlices];
+};
+
+Head head_of(const TierShape& shape, const Partial& partial, std::int64_t h) {
+  Head head{{partial.peak[h], partial.sum[h]}, partial.value + h * shape.value_stride, {}};
+  for (std::int64_t i = 0; i < kSlices; ++i) head.gain[i] = partial.gain[i * round_up(shape.heads, kHeadPad) + h];
+  return head;
+}
+
+// f(i, columns): for each slice of the values that has a gain of its own, from column i * columns on.
+template <class F>
+void for_each_slice(const TierShape& shape, F&& f) {
+  const std::int64_t slices = shape.row == Element::e4m3 ? kSlices : 1, columns = round_up(shape.latent, kWidthPad);
+  for (std::int64_t i = 0; i < slices; ++i) f(i, columns / slices);
+}
+
+// An empty chunk changes no bit.
+void fold(const Tier& tier, const TierShape& shape, const Head& next, Head& head) {
+  if (next.softmax.empty()) return;
+  const bool first = head.softmax.empty();
+  const float before = head.softmax.peak;
+  head.softmax.raise_peak(next.softmax.peak);
+  const float keep = head.softmax.weight(before), weight = head.softmax.weight(next.softmax.peak);
+  head.softmax.sum = keep * head.softmax.sum + weight * next.softmax.sum;
+  for_each_slice(shape, [&](std::int64_t i, std::int64_t columns) {
+    const std::int64_t column = i * columns;
+    tier.fold(head.value + column, first ? 0.f : keep * head.gain[i], next.value + column,
+              first ? 1.f : weight * next.gain[i], columns);
+    head.gain[i] = first ? next.gain[i] : 1.f;
   });
+}
+
+void store(const AttentionArgs& args, const TierShape& shape, std::int64_t token, std::int64_t h, const Head& head) {
+  if (args.lse) *base::at<float>(args.lse, token, h) = head.softmax.lse();
+  const float sink = args.sink ? base::load_f32(args.sink, h) : Softmax::kNothing;
+  const float normaliser = head.softmax.empty() ? 0.f : head.softmax.normaliser(sink);
+  for_each_slice(shape, [&](std::int64_t i, std::int64_t columns) {
+    const std::int64_t begin = i * columns, end = std::min(shape.latent, begin + columns), step = args.out.step(2);
+    const float by = normaliser * head.gain[i];
+    base::visit_real(args.out.dtype, [&](auto type) {
+      using T = decltype(type);
+      T* out = base::at<T>(args.out, token, h);
+      if (step == 1)  // for the compiler, which makes vectors of it
+        for (std::int64_t d = begin; d < end; ++d) out[d] = base::round_to<T>(head.value[d] * by);
+      else
+        for (std::int64_t d = begin; d < end; ++d) out[d * step] = base::round_to<T>(head.value[d] * by);
+    });
+  });
+}
+
+// All of a token, in the caches of one worker.
+void attend_token(const Tier& tier, const TierShape& shape, const AttentionArgs& args, const Rows& rows,
+                  std::int64_t token, const Worker& worker) {
+  const Partial& all = worker.all;
+  attend(tier, shape, args, rows, token, 0, true, worker, all);
+  for (std::int64_t c = 1; c < chunks_of(rows, token); ++c) {
+    attend(tier, shape, args, rows, token, c, true, worker, worker.one);
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+      Head head = head_of(shape, all, h);
+      fold(tier, shape, head_of(shape, worker.one, h), head);
+      all.peak[h] = head.softmax.peak, all.sum[h] = head.softmax.sum;
+      for (std::int64_t i = 0; i < kSlices; ++i) all.gain[i * round_up(shape.heads, kHeadPad) + h] = head.gain[i];
+    }
+  }
+  for (std::int64_t h = 0; h < shape.heads; ++h) store(args, shape, token, h, head_of(shape, all, h));
+}
+
+// A head, from the partial results of the token's chunks: chunk(c).
+template <class Chunk>
+void merge(const Tier& tier, const TierShape& shape, const AttentionArgs& args, const Rows& rows, std::int64_t token,
+           std::int64_t h, const Worker& worker, Chunk&& chunk) {
+  Head head = head_of(shape, chunk(0), h);
+  std::copy_n(head.value, round_up(shape.latent, kWidthPad), worker.merged);
+  head.value = worker.merged;
+  for (std::int64_t c = 1; c < chunks_of(rows, token); ++c) fold(tier, shape, head_of(shape, chunk(c), h), head);
+  store(args, shape, token, h, head);
 }
 
 }  // namespace
@@ -208,20 +285,29 @@ void attention_cpu(const AttentionArgs& args, const base::Exec& exec) {
   const auto partial = [&](std::int64_t i) { return Partial(base::Scratch(b.partials + i * b.partial_bytes), shape); };
   const auto worker = [&](int i) { return Worker(base::Scratch(b.workers + i * b.worker_bytes), kTier, shape); };
 
-  for (int i = 0; i < exec.backend.threads(); ++i) *worker(i).token = -1;
+  const int threads = exec.backend.threads();
+  for (int i = 0; i < threads; ++i) *worker(i).token = -1;
   for (std::int64_t first = 0; first < tokens; first += b.wave) {
     const std::int64_t n = std::min(b.wave, tokens - first);
-    const auto merge_head = [&](std::int64_t t, std::int64_t head, int w) {
-      merge(kTier, args, shape, rows, first + t, head, worker(w).mixed,
-            [&](std::int64_t c) { return partial(t * b.chunks + c); });
-    };
-    cpu::parallel_for(exec.backend, n * b.chunks, [&](std::int64_t i, int w) {
-      attend(kTier, shape, args, rows, first + i / b.chunks, i % b.chunks, exec.backend.threads() == 1, worker(w),
-             partial(i));
-      for (std::int64_t head = 0; b.chunks == 1 && head < heads; ++head) merge_head(i, head, w);
+    const std::int64_t span = span_of(n, b.chunks, threads), spans = ceil_div(b.chunks, span);
+    if (spans == 1) {
+      cpu::parallel_for(exec.backend, n,
+                        [&](std::int64_t t, int w) { attend_token(kTier, shape, args, rows, first + t, worker(w)); });
+      continue;
+    }
+    cpu::parallel_for(exec.backend, n * spans, [&](std::int64_t i, int w) {
+      const std::int64_t t = i / spans, begin = i % spans * span;
+      const std::int64_t end = std::min(chunks_of(rows, first + t), begin + span);
+      for (std::int64_t c = begin; c < end; ++c)
+        attend(kTier, shape, args, rows, first + t, c, c + 1 < end, worker(w), partial(t * b.chunks + c));
     });
-    if (b.chunks > 1)
-      cpu::parallel_for(exec.backend, n * heads, [&](std::int64_t i, int w) { merge_head(i / heads, i % heads, w); });
+    const std::int64_t groups = ceil_div(heads, kMergeHeads);
+    cpu::parallel_for(exec.backend, n * groups, [&](std::int64_t i, int w) {
+      const std::int64_t t = i / groups, begin = i % groups * kMergeHeads;
+      for (std::int64_t h = begin; h < std::min(heads, begin + kMergeHeads); ++h)
+        merge(kTier, shape, args, rows, first + t, h, worker(w),
+              [&](std::int64_t c) { return partial(t * b.chunks + c); });
+    });
   }
 }
 

@@ -17,6 +17,35 @@ struct Avx512 : Simd {
   }
   // Lane i: lanes 2 i and 2 i + 1; zeros in the upper half.
   static Vec add_pairs(Vec x) { return _mm512_maskz_compress_ps(0x5555, add(x, _mm512_permute_ps(x, 0xB1))); }
+  // to[j][i] = from[i][j], 16 x 16 elements of 32 bits; strides in T.
+  template <class T>
+  static void transpose(const T* from, Index from_stride, T* to, Index to_stride) {
+    __m512i x[16];
+    for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_si512(from + i * from_stride);
+    transpose(x);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_stride, x[i]);
+  }
+  static void transpose(__m512i x[16]) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+      y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+      y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+      for (int j = 0; j < 2; ++j) {
+        x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + 2 + j]);
+        x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + 2 + j]);
+      }
+    for (int i = 0; i < 16; i += 8)
+      for (int j = 0; j < 4; ++j) {
+        y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
+        y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xDD);
+      }
+    for (int j = 0; j < 8; ++j) {
+      x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
+      x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xDD);
+    }
+  }
   static void begin() {}
   static void end() {}
 };

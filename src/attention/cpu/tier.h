@@ -21,13 +21,14 @@ struct TierShape {
 
 inline constexpr std::int64_t kHeadPad = 16;   // arrays over heads hold a multiple of this
 inline constexpr std::int64_t kWidthPad = 64;  // latent and rope are computed in multiples of this
+inline constexpr std::int64_t kSlices = 4;     // of a packed row's latent, each with its scale
 
 // A softmax under way over some rows. Heads are written up to a multiple of kHeadPad, columns up to one of kWidthPad.
 struct TierState {
   float* value;       // [heads, value_stride] sum of exp(score - peak) * row; not read if `empty`
   float *peak, *sum;  // [heads], as in base/softmax.h
-  bool empty;         // no row so far
-  bool last;          // no more rows will follow this call: it completes the sums
+  float* gain;  // [kSlices, heads] by which the values of a slice are to be multiplied; of plain rows there is one
+  bool empty;   // no row so far
 };
 
 struct Tier {
@@ -38,8 +39,8 @@ struct Tier {
   // Attends to n rows at these addresses. `ahead`: n_ahead rows that follow in another call; they are fetched early.
   void (*attend)(const TierShape& shape, std::byte* scratch, const std::byte* const* rows, std::int64_t n,
                  const std::byte* const* ahead, std::int64_t n_ahead, TierState* state);
-  // out[0, columns) = sum of weights[i] * values[i], in order; columns is a multiple of kWidthPad.
-  void (*mix)(const float* const* values, const float* weights, std::int64_t n, std::int64_t columns, float* out);
+  // sum = sum * keep + value * weight, of [0, columns), a multiple of kWidthPad.
+  void (*fold)(float* sum, float keep, const float* value, float weight, std::int64_t columns);
 };
 
 extern const Tier kPortable;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/indexer/cpu/amx.cc -- products in tiles of 16 heads x 16 keys: a row of a left tile has 32 bf16 of a head, a row
-// of a right tile one pair of 16 keys. Two by two tiles of sums are under way at a time.
+// src/indexer/cpu/amx.cc -- products in tiles of 16 heads x 16 keys: a row of a left tile holds 32 bf16 of a head, a
+// row of a right tile one pair of 16 keys. Two by two tiles of sums are under way at a time.
 #include <immintrin.h>
 
 #include "indexer/cpu/tier.h"
@@ -17,7 +17,7 @@ namespace {
 #include "indexer/cpu/bf16-inl.h"
 
 struct Ops : Bf16 {
-  static constexpr Index kVecs = 4;
+  static constexpr Index kVecs = 2;
   static constexpr bool kTiles = true;
   static constexpr int kHeads = 1;
 
