@@ -30,7 +30,8 @@ constexpr EngineRow kRows[] = {
     {kVllm, kVllmVersion, "80 86 89", kAny, kAny, "attention", Serves::no,
      "No valid attention backend found: FlashMLA wants capability 9 or 10, FlashInfer 9, 10 or 12, FlashAttention 9 or "
      "10, and TRITON_MLA is dense", kVllmSelector},
-    {kVllm, kVllmVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes, "FLASH_ATTN_MLA_SPARSE (FlashAttention 3)",
+    {kVllm, kVllmVersion, "90", kWithRope, "bfloat16", "attention", Serves::yes,
+     "FLASH_ATTN_MLA_SPARSE (FlashAttention 3)",
      kVllmSelector},
     {kVllm, kVllmVersion, "90", kWithRope, "fp8", "attention", Serves::yes, "FLASHMLA_SPARSE, fp8 stored as fp8_ds_mla",
      kVllmSelector},
@@ -65,7 +66,8 @@ constexpr EngineRow kRows[] = {
 
     {kVllm, kVllmVersion, "80 86", kWithRope, kAny, "write", Serves::no,
      "the fused write is Triton code with fp8e4nv, which Triton compiles from sm_89 on", kVllmWrite},
-    {kVllm, kVllmVersion, "89 90 100 120 121", kWithRope, kAny, "write", Serves::yes, "fused_norm_rope (Triton)", kVllmWrite},
+    {kVllm, kVllmVersion, "89 90 100 120 121", kWithRope, kAny, "write", Serves::yes, "fused_norm_rope (Triton)",
+     kVllmWrite},
 
     {kVllm, kVllmVersion, "80 86 89 90 100 120 121", kAny, kAny, "topk", Serves::yes, "vLLM's own top-k kernels",
      "vllm 0.33.0 wheel: indexer_topk.py"},
