@@ -202,9 +202,12 @@ TEST(Doctor, TheEngineMayServeByItself) {
 
 TEST(Doctor, MeasuredTimesStandInTheDocs) {
   const std::string docs = test::read_file(test::fs::path(SIEVEMLA_GOLDEN_DIR) / "../../docs/measurements.md");
-  for (const Measured& m : measured_attention())
-    EXPECT_NE(docs.find(fmt::format("| {} | ", m.name)), docs.npos) << m.name;
-  for (const Measured& m : measured_attention()) EXPECT_NE(docs.find(fmt::format("| {} ", m.us)), docs.npos) << m.name;
+  for (const Measured& m : measured_attention()) {
+    const std::size_t begin = docs.find(fmt::format("| {} | ", m.name));
+    ASSERT_NE(begin, docs.npos) << m.name;
+    EXPECT_NE(docs.substr(begin, docs.find('\n', begin) - begin).find(fmt::format(" {:.1f} ", m.us)), docs.npos)
+        << m.name;
+  }
 }
 
 TEST(Case26, GlmOnSpark) {
