@@ -29,7 +29,7 @@ target_compile_options(sievemla_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${warn
 
 if(SIEVEMLA_SANITIZE)
   # For the whole directory: a sanitizer is a property of a build, not of a library.
-  add_compile_options(-fsanitize=${SIEVEMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  add_compile_options(-fsanitize=${SIEVEMLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${SIEVEMLA_SANITIZE})
   if(SIEVEMLA_SANITIZE MATCHES address)
     add_compile_definitions(_GLIBCXX_ASSERTIONS)
