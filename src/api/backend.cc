@@ -12,7 +12,7 @@
 #include "version.h"
 #if SIEVEMLA_WITH_CUDA
 #include "attention/registry.h"
-#include "cuda/context.h"
+#include "cuda/context.cuh"
 #include "cuda/launch.h"
 #include "indexer/registry.h"
 #include "kv/registry.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-#include "cuda/context.h"
+#include "cuda/context.cuh"
 
 #include <array>
 #include <atomic>

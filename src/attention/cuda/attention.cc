@@ -9,7 +9,7 @@
 
 #include "attention/cuda/kernels.h"
 #include "attention/registry.h"
-#include "cuda/context.h"
+#include "cuda/context.cuh"
 #include "sievemla/error.h"
 
 namespace sievemla::stage::attention {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "cuda/context.h"
+#include "cuda/context.cuh"
 #include "cuda/launch.h"
 #include "indexer/cuda/kernels.h"
 #include "indexer/registry.h"

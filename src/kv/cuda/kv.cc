@@ -3,7 +3,7 @@
 // src/kv/cuda/kv.cc -- writers and gatherers of caches on CUDA, host side.
 #include <cstdint>
 
-#include "cuda/context.h"
+#include "cuda/context.cuh"
 #include "kv/cuda/kernels.h"
 #include "kv/registry.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/context.h"
+#include "cuda/context.cuh"
 #include "cuda/launch.h"
 #include "topk/cuda/kernels.h"
 #include "topk/registry.h"

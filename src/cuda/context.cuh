@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/context.h -- what a launch needs to know of a device, asked once. Plain C++, builds with CUDA only.
+// src/cuda/context.cuh -- what a launch needs to know of a device, asked once. Host code of builds with CUDA only.
 #pragma once
 #include <cuda_runtime_api.h>
 
