@@ -81,11 +81,10 @@ void attention(Tensor q, Tensor pages, string format, Int latent, Int rope, doub
     const Slots* sparse = std::get_if<Slots>(&args.rows);
     const Int lanes = sparse ? extent(sparse->indices, sparse->indices.rank - 1)
                              : extent(std::get<BlockTable>(args.rows).table, 1) * extent(args.kv.pages, 1);
-    needed = attention_workspace_bytes(backend, {extent(args.q, 0), extent(args.q, 1), lanes, args.kv.latent,
-                                                 args.kv.rope});
+    needed =
+        attention_workspace_bytes(backend, {extent(args.q, 0), extent(args.q, 1), lanes, args.kv.latent, args.kv.rope});
   }
-  sievemla::attention(backend, args, workspace_of(backend, workspace, needed, where + "workspace"),
-                      stream_of(backend));
+  sievemla::attention(backend, args, workspace_of(backend, workspace, needed, where + "workspace"), stream_of(backend));
 }
 
 Int attention_workspace_bytes(Int tokens, Int heads, Int lanes, Int latent, Int rope, Int handle) {
@@ -190,10 +189,10 @@ void index_scores(Tensor q, Tensor weights, Tensor lengths, Tensor logits, Maybe
   args.logits = view(logits, where + "logits");
   args.fill = fill;
   const Backend backend = backend_of(handle, args.logits);
-  const Int needed = workspace.has_value() ? 0
-                                           : sievemla::index_scores_workspace_bytes(
-                                                 backend, {extent(args.q, 0), extent(args.q, 1),
-                                                           extent(args.logits, 1)});
+  const Int needed = workspace.has_value()
+                         ? 0
+                         : sievemla::index_scores_workspace_bytes(
+                               backend, {extent(args.q, 0), extent(args.q, 1), extent(args.logits, 1)});
   sievemla::index_scores(backend, args, workspace_of(backend, workspace, needed, where + "workspace"),
                          stream_of(backend));
 }
@@ -210,9 +209,7 @@ SlotMap slot_map(const MaybeTensor& block_table, const MaybeTensor& row_request,
           shard(rank, ranks, interleave, where + ".shard")};
 }
 
-Int width_of(const TensorView& positions, const TensorView& slots) {
-  return extent(positions ? positions : slots, 1);
-}
+Int width_of(const TensorView& positions, const TensorView& slots) { return extent(positions ? positions : slots, 1); }
 
 void topk(Tensor scores, Tensor lengths, MaybeTensor positions, MaybeTensor slots, MaybeTensor starts,
           MaybeTensor block_table, MaybeTensor row_request, Int page_size, Int rank, Int ranks, Int interleave,

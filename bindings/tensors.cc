@@ -66,8 +66,8 @@ constexpr std::size_t kMostDevices = 10;  // Backend::by_name knows cuda:0 to cu
 struct Backends {
   std::mutex mutex;
   std::vector<Backend> opened;
-  std::map<std::pair<std::string, std::int64_t>, std::int64_t> handles;      // by name and threads
-  std::array<std::atomic<std::int64_t>, 1 + kMostDevices> of_device;         // the host, then cuda:0 ..
+  std::map<std::pair<std::string, std::int64_t>, std::int64_t> handles;     // by name and threads
+  std::array<std::atomic<std::int64_t>, 1 + kMostDevices> of_device;        // the host, then cuda:0 ..
   Backends() { std::fill(of_device.begin(), of_device.end(), kByDevice); }  // not yet opened
 };
 
