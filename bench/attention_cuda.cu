@@ -2,7 +2,7 @@
 // Copyright The SieveMLA authors
 // bench/attention_cuda.cu -- checks and times the CUDA attention kernels alone: no library, no dependency.
 //
-//   attention_cuda test [small]   random and hostile inputs against double precision; exit 1 on an error
+//   attention_cuda test [small [NAME]]   random and hostile inputs against double precision; exit 1 on an error
 //   attention_cuda bench [--json FILE] [--tile H] [--parts N] KEY...   keys as in the peer benchmark
 #include <cuda_runtime.h>
 
@@ -414,7 +414,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   return ok && !bad;
 }
 
-int test(bool small) {
+int test(bool small, const std::string& only) {
   std::vector<Case> cases;
   struct Format {
     KvFormat format;
@@ -479,6 +479,7 @@ int test(bool small) {
       });
     }
   }
+  std::erase_if(cases, [&](const Case& c) { return c.name.find(only) == std::string::npos; });
   int failed = 0;
   std::uint64_t seed = 1;
   for (const Case& c : cases) failed += !run_case(c, ++seed);
@@ -784,7 +785,7 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string mode = argc > 1 ? argv[1] : "";
   prepare();
-  if (mode == "test") return test(argc > 2);
+  if (mode == "test") return test(argc > 2, argc > 3 ? argv[3] : "");
   std::vector<std::string> keys;
   const char* json = nullptr;
   int tile = 0, parts = 0;

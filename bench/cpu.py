@@ -90,6 +90,7 @@ def main():
     options.add_argument("--ms", type=int, default=300, help="a case and round may take so long")
     options.add_argument("--tiers", nargs="+", help="instead of all that this machine runs")
     args = options.parse_args()
+    args.program = args.program.resolve()  # a path without a folder would be looked for elsewhere
     if args.rounds < 1:
         options.error("--rounds must be at least 1")
     if args.peers and not (args.peers / "cpu-venv/bin/python").exists():

@@ -12,6 +12,11 @@
 #include "sievemla/kv_cache.h"
 
 namespace sievemla::cli {
+namespace {
+
+constexpr std::size_t kDrawn = 4096;  // rows of a cache that differ; drawing all of a large one would take minutes
+
+}  // namespace
 
 void poison(const TensorView& contiguous) {
   if (contiguous.elements() > 0)
@@ -82,14 +87,16 @@ KvCache Inputs::kv_cache(KvFormat format, int latent, int rope, std::int64_t pag
   const KvFormatInfo& f = info(format);
   KvCache cache{format, latent, rope,
                 poisoned(f.storage, {pages, page_size, f.row_bytes(latent, rope) / size_of(f.storage)})};
-  constexpr std::size_t kAtOnce = 4096;  // rows, so that a cache of gigabytes needs little more than itself
-  for (std::size_t first = 0; first < slots.size(); first += kAtOnce) {
-    const auto some = slots.subspan(first, std::min(kAtOnce, slots.size() - first));
+  Inputs rows(random_());
+  const auto drawn = static_cast<std::int64_t>(std::min(kDrawn, slots.size()));
+  const TensorView latents = rows.normal(DType::f32, {drawn, latent}, 1.f / 3);
+  const TensorView ropes = rope > 0 ? rows.normal(DType::f32, {drawn, rope}, 1.f / 3) : TensorView{};
+  for (std::size_t first = 0; first < slots.size(); first += kDrawn) {
+    const auto some = slots.subspan(first, std::min(kDrawn, slots.size() - first));
     const auto n = static_cast<std::int64_t>(some.size());
-    Inputs rows(random_());
     WriteLatentArgs write;
-    write.latent = rows.normal(DType::f32, {n, latent}, 1.f / 3);
-    if (rope > 0) write.rope = rows.normal(DType::f32, {n, rope}, 1.f / 3);
+    write.latent = narrow(latents, 0, n);
+    write.rope = narrow(ropes, 0, n);
     write.slots = rows.ints(some, {n}, DType::i64);
     write.cache = cache;
     write_latent(Backend::reference(), write);
@@ -101,8 +108,15 @@ IndexCache Inputs::index_cache(IndexFormat format, std::int64_t pages, std::int6
                                std::span<const std::int64_t> slots) {
   const bool fp8 = format == IndexFormat::fp8;
   const IndexCache cache{format, poisoned(storage_of(format), {pages, page_size, fp8 ? kIndexKeyBytes : kIndexDim})};
-  for (const std::int64_t slot : slots) {
-    const kv::IndexKeyAddress at = kv::index_key_address(cache, slot);
+  const std::int64_t key_bytes = kIndexDim * size_of(cache.pages.dtype);
+  for (std::size_t n = 0; n < slots.size(); ++n) {
+    const kv::IndexKeyAddress at = kv::index_key_address(cache, slots[n]);
+    if (n >= kDrawn) {
+      const kv::IndexKeyAddress from = kv::index_key_address(cache, slots[n - kDrawn]);
+      std::memcpy(at.key, from.key, static_cast<std::size_t>(key_bytes));
+      if (fp8) std::memcpy(at.scale, from.scale, sizeof(float));
+      continue;
+    }
     for (int i = 0; i < kIndexDim; ++i) {
       const float x = normal_(random_);
       if (fp8) at.key[i] = std::byte{kv::to_e4m3(x)};

@@ -40,7 +40,7 @@ class Inputs {
   // [requests, widest] i32: a physical page of its own for every page that `lengths` needs, shuffled, then -1.
   TensorView block_table(std::span<const std::int64_t> lengths, std::int64_t page_size);
 
-  // Caches with normal values in `slots`, and poison everywhere else.
+  // Caches with normal values in `slots`, which repeat after 4096 of them, and poison everywhere else.
   KvCache kv_cache(KvFormat format, int latent, int rope, std::int64_t pages, std::int64_t page_size,
                    std::span<const std::int64_t> slots);
   IndexCache index_cache(IndexFormat format, std::int64_t pages, std::int64_t page_size,

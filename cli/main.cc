@@ -71,7 +71,7 @@ int run_program(int argc, char** argv) {
                            "Print the version and exit");
 
   std::vector<Command> commands;
-  for (const auto add : {add_run, add_replay, add_verify, add_bench, add_info}) {
+  for (const auto add : {add_run, add_replay, add_verify, add_bench, add_doctor, add_info}) {
     Action action = add(program);
     commands.push_back({program.get_subcommands({}).back(), std::move(action)});
   }

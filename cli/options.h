@@ -23,6 +23,7 @@ Action add_replay(CLI::App& app);
 Action add_info(CLI::App& app);
 Action add_verify(CLI::App& app);
 Action add_bench(CLI::App& app);
+Action add_doctor(CLI::App& app);
 
 // The whole of `text` as a decimal integer in [min, max]; else InvalidArgument that names `what` and the command.
 std::int64_t parse_integer(std::string_view text, std::int64_t min, std::int64_t max, const std::string& what,

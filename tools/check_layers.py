@@ -31,7 +31,7 @@ SYSTEM = {
     "cuda": r"(cuda|cub|cooperative_groups|nv)[\w/.]*",
     "bindings": r"tvm/ffi/[\w/]+\.h",
     "model": r"nlohmann/json\.hpp|fcntl\.h|unistd\.h|sys/(mman|stat)\.h",
-    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|fnmatch|sched|cpuid|sys/\w+)\.h",
+    "cli": r"CLI/\w+\.hpp|fmt/\w+\.h|nlohmann/json\.hpp|(unistd|fcntl|fnmatch|sched|cpuid|dlfcn|sys/\w+)\.h",
 }
 NEVER_INCLUDED = {"iostream", "ranges", "format", "print", "cassert", "ctime", "csignal"}
 NEVER_CALLED = re.compile(

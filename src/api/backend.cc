@@ -14,6 +14,9 @@
 #include "attention/registry.h"
 #include "cuda/context.h"
 #include "cuda/launch.h"
+#include "indexer/registry.h"
+#include "kv/registry.h"
+#include "topk/registry.h"
 #endif
 
 namespace sievemla {
@@ -88,6 +91,9 @@ void Backend::prepare() const {
   if (kind_ != BackendKind::cuda) return;
   const int config_sm = cuda::context(device_.index).config_sm;
   const cuda::CurrentDevice current(device_.index);
+  kv::kv_cuda_prepare(config_sm);
+  stage::indexer::indexer_cuda_prepare(config_sm);
+  stage::topk::topk_cuda_prepare(config_sm);
   stage::attention::attention_cuda_prepare(config_sm);
   cuda::set_prepared(device_.index);
 #endif

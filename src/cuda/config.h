@@ -13,7 +13,7 @@ struct Config {
   const void* probe;  // a kernel that does nothing: if it loads on a device, so do the others of its config
 };
 
-// Newest first. Written by CMake from SIEVEMLA_CUDA_CONFIGS.
+// Newest first. Written by CMake from SIEVEMLA_CUDA_CONFIGS; empty in a build without CUDA.
 std::span<const Config> configs();
 
 }  // namespace sievemla::cuda

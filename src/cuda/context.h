@@ -4,6 +4,9 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+#include <span>
+
 namespace sievemla::cuda {
 
 struct Context {
@@ -25,6 +28,18 @@ void check(cudaError_t error, const char* where);
 
 // Loads a kernel on the current device and lets it have that much shared memory.
 void load_kernel(const void* kernel, int smem_bytes);
+
+// Launches a kernel on the current device.
+void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, cudaStream_t stream, void** arguments,
+            const char* where);
+
+// The row of a room's list, in the order of configs(), that is for this device.
+template <class ConfigKernels>
+const ConfigKernels& kernels_for(const Context& context, std::span<const ConfigKernels> list) {
+  for (const ConfigKernels& kernels : list)
+    if (kernels.sm == context.config_sm) return kernels;
+  return list.front();  // never: every room has a row for every config
+}
 
 // Makes a device current, and the one before it again at the end.
 class CurrentDevice {

@@ -13,7 +13,8 @@ constexpr T ceil_div(T a, T b) {
 
 // Tickets lie at the front of a workspace, apart from data; each stage has its own. workspace_init zeroes them, and the
 // last to arrive at one resets it.
-inline constexpr int kAttentionTickets = 8192;
-inline constexpr std::int64_t kTicketBytes = 4 * std::int64_t{kAttentionTickets};
+inline constexpr int kAttentionTickets = 8192, kTopkTickets = 64;
+inline constexpr int kFirstTopkTicket = kAttentionTickets;
+inline constexpr std::int64_t kTicketBytes = 4 * std::int64_t{kAttentionTickets + kTopkTickets};
 
 }  // namespace sievemla::cuda

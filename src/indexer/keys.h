@@ -47,20 +47,27 @@ inline kv::IndexKeyAddress key_address(const IndexScoreArgs& args, std::int64_t 
   return kv::index_key_address(cache, physical * page_size + j % page_size);
 }
 
-// Keys that lie at equal distances: f(j, n, address, key_step, scale_step) for runs [j, j + n) that make up [first,
-// first + count) of a request, steps in bytes. `address.key` is null where key_address says so.
+// Keys that lie at equal distances; steps in bytes.
+struct KeyRun {
+  const std::byte *key, *scale;  // of the first, null where key_address says so
+  std::int64_t key_step, scale_step;
+};
+
+// f(j, n, run) for the runs [j, j + n) that make up keys [first, first + count) of a request.
 template <class F>
 void for_each_run(const IndexScoreArgs& args, std::int64_t request, std::int64_t first, std::int64_t count, F&& f) {
-  if (const ContiguousKeys& c = args.contiguous; c.keys)
-    return f(first, count, key_address(args, 0, first), c.keys.step(0) * size_of(c.keys.dtype),
-             c.scales ? 4 * c.scales.step(0) : 0);
+  if (count == 0) return;
+  if (const ContiguousKeys& c = args.contiguous; c.keys) {
+    const kv::IndexKeyAddress at = key_address(args, request, first);
+    return f(first, count, KeyRun{at.key, at.scale, c.keys.step(0) * size_of(c.keys.dtype), 4 * c.scales.stride[0]});
+  }
   const IndexCache& cache = args.paged.cache;
   const std::int64_t page_size = cache.page_size(), end = first + count;
-  const std::int64_t key_step =
-      cache.format == IndexFormat::fp8 ? kIndexDim : cache.pages.step(1) * size_of(cache.pages.dtype);
+  const std::int64_t step = cache.format == IndexFormat::fp8 ? kIndexDim : cache.pages.step(1);
   for (std::int64_t j = first, n; j < end; j += n) {
     n = std::min(end - j, page_size - j % page_size);
-    f(j, n, key_address(args, request, j), key_step, std::int64_t{4});
+    const kv::IndexKeyAddress at = key_address(args, request, j);
+    f(j, n, KeyRun{at.key, at.scale, step * size_of(cache.pages.dtype), 4});
   }
 }
 

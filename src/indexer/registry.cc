@@ -4,6 +4,7 @@
 #include "indexer/registry.h"
 
 #include "cpu/isa/isa.h"
+#include "cuda/device.h"
 #include "indexer/cpu/heads.h"
 #include "indexer/cpu/scores.h"
 
@@ -32,6 +33,10 @@ constexpr base::Kernel<Args> heads_tier(const char* name, void (*run)(const Args
 // name, backend, needs, runs_here, lacks, run, workspace_bytes
 
 constexpr WriteIndexKeysKernel kWriteIndexKeys[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"write_index_keys_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device,
+     write_index_keys_cuda_lacks, write_index_keys_cuda, nullptr},
+#endif
 #if defined(__x86_64__)
     heads_tier<Isa::avx512>("write_index_keys_cpu_avx512", write_index_keys_cpu<cpu::codec::kAvx512>),
     heads_tier<Isa::avx2>("write_index_keys_cpu_avx2", write_index_keys_cpu<cpu::codec::kAvx2>),
@@ -41,6 +46,10 @@ constexpr WriteIndexKeysKernel kWriteIndexKeys[] = {
 };
 
 constexpr IndexQueriesKernel kIndexQueries[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"index_queries_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, index_queries_cuda_lacks,
+     index_queries_cuda, nullptr},
+#endif
 #if defined(__x86_64__)
     heads_tier<Isa::avx512>("index_queries_cpu_avx512", index_queries_cpu<cpu::codec::kAvx512>),
     heads_tier<Isa::avx2>("index_queries_cpu_avx2", index_queries_cpu<cpu::codec::kAvx2>),
@@ -50,6 +59,10 @@ constexpr IndexQueriesKernel kIndexQueries[] = {
 };
 
 constexpr IndexScoresKernel kIndexScores[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"index_scores_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, index_scores_cuda_lacks,
+     index_scores_cuda, nullptr},
+#endif
 #if defined(__x86_64__)
     scores_tier<Isa::amx, kAmx>("index_scores_cpu_amx"),
     scores_tier<Isa::avx512bf16, kAvx512Bf16>("index_scores_cpu_avx512bf16"),

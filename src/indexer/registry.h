@@ -23,4 +23,14 @@ void index_queries_reference(const IndexQueryArgs& args, const base::Exec& exec)
 void index_scores_reference(const IndexScoreArgs& args, const base::Exec& exec);
 std::int64_t index_scores_reference_bytes(const Backend& backend, const IndexScoreBounds& bounds);
 
+// Builds with CUDA only.
+void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exec);
+base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args);
+void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec);
+base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args);
+void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec);
+base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args);
+// Loads the kernels of a config on the current device.
+void indexer_cuda_prepare(int config_sm);
+
 }  // namespace sievemla::stage::indexer

@@ -15,9 +15,9 @@
 namespace sievemla::kv {
 
 // The scale for a group whose largest magnitude is `amax` (> 0, finite).
-inline float group_scale(float amax, ScaleRule rule) {
+constexpr float group_scale(float amax, ScaleRule rule) {
   // The least normal f32 at least: a subnormal would flush to 0 elsewhere.
-  float scale = std::fmax(amax / kE4m3Max, std::numeric_limits<float>::min());
+  float scale = std::max(amax / kE4m3Max, std::numeric_limits<float>::min());
   if (rule == ScaleRule::power_of_two) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(scale);
     scale = std::bit_cast<float>((u + 0x7FFFFFu) & 0x7F800000u);  // up to the next power of two, itself if it is one
@@ -27,9 +27,9 @@ inline float group_scale(float amax, ScaleRule rule) {
 
 // The scale for a group whose largest magnitude has these bits: raised to `floor`, 1 for a group of zeros with floor 0,
 // NaN where the group holds a NaN or an infinity.
-inline float scale_of(std::uint32_t largest, ScaleRule rule, float floor) {
+constexpr float scale_of(std::uint32_t largest, ScaleRule rule, float floor) {
   if (largest >= 0x7F800000u) return std::numeric_limits<float>::quiet_NaN();
-  const float amax = std::fmax(std::bit_cast<float>(largest), floor);
+  const float amax = std::max(std::bit_cast<float>(largest), floor);
   return amax > 0.f ? group_scale(amax, rule) : 1.f;
 }
 

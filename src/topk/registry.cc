@@ -4,6 +4,7 @@
 #include "topk/registry.h"
 
 #include "cpu/isa/isa.h"
+#include "cuda/device.h"
 #include "topk/cpu/select.h"
 
 namespace sievemla::stage::topk {
@@ -18,6 +19,10 @@ constexpr TopkKernel tier(const char* name) {
 }
 
 constexpr TopkKernel kTopk[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"topk_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, topk_cuda_lacks, topk_cuda,
+     topk_cuda_bytes},
+#endif
 #if defined(__x86_64__)
     tier<Isa::avx512, kAvx512>("topk_cpu_avx512"),
     tier<Isa::avx2, kAvx2>("topk_cpu_avx2"),
@@ -28,12 +33,20 @@ constexpr TopkKernel kTopk[] = {
 };
 
 constexpr PositionsToSlotsKernel kPositionsToSlots[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"positions_to_slots_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device,
+     positions_to_slots_cuda_lacks, positions_to_slots_cuda, nullptr},
+#endif
     {"positions_to_slots_cpu", BackendKind::cpu, "", nullptr, nullptr, positions_to_slots_cpu, nullptr},
     {"positions_to_slots_reference", BackendKind::reference, "", nullptr, nullptr, positions_to_slots_reference,
      nullptr},
 };
 
 constexpr ExpandPoolsKernel kExpandPools[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"expand_pools_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, expand_pools_cuda_lacks,
+     expand_pools_cuda, nullptr},
+#endif
     {"expand_pools_cpu", BackendKind::cpu, "", nullptr, nullptr, expand_pools_cpu, nullptr},
     {"expand_pools_reference", BackendKind::reference, "", nullptr, nullptr, expand_pools_reference, nullptr},
 };

@@ -34,4 +34,15 @@ void expand_pools_reference(const ExpandPoolsArgs& args, const base::Exec& exec)
 void positions_to_slots_cpu(const PositionsToSlotsArgs& args, const base::Exec& exec);
 void expand_pools_cpu(const ExpandPoolsArgs& args, const base::Exec& exec);
 
+// Builds with CUDA only.
+void topk_cuda(const TopkArgs& args, const base::Exec& exec);
+base::Lack topk_cuda_lacks(const TopkArgs& args);
+std::int64_t topk_cuda_bytes(const Backend& backend, const TopkBounds& bounds);
+void positions_to_slots_cuda(const PositionsToSlotsArgs& args, const base::Exec& exec);
+base::Lack positions_to_slots_cuda_lacks(const PositionsToSlotsArgs& args);
+void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec);
+base::Lack expand_pools_cuda_lacks(const ExpandPoolsArgs& args);
+// Loads the kernels of a config on the current device.
+void topk_cuda_prepare(int config_sm);
+
 }  // namespace sievemla::stage::topk

@@ -4,6 +4,9 @@
 // hold for bf16 arithmetic: |error| <= 8e-3 |ref| + 2e-3 max(1, sum p |v|), lse 1e-3.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <memory>
+
 #include "sievemla/error.h"
 #include "support/attention_problem.h"
 
@@ -53,6 +56,148 @@ constexpr struct {
   KvFormat format;
   int rope;
 } kRows[] = {{KvFormat::bf16, 64}, {KvFormat::bf16, 0}, {KvFormat::fp8_ds_mla, 64}, {KvFormat::fp8_nope, 0}};
+
+bool same_bytes(const std::vector<bf16>& a, const std::vector<bf16>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(bf16)) == 0;
+}
+
+// A call whose tensors stay on the device: it is compared with itself, under other ways to launch it.
+class Resident {
+ public:
+  Resident(const Backend& backend, KvFormat format, std::int64_t tokens, std::int64_t heads, std::int64_t topk)
+      : device_(backend.device()), backend_(backend), topk_(topk) {
+    Random random(static_cast<std::uint64_t>(tokens * 1000 + heads));
+    const int rope = format == KvFormat::fp8_nope ? 0 : 64;
+    const std::int64_t row = info(format).row_bytes(512, rope);
+    rows_.resize(static_cast<std::size_t>(row * kSlots));
+    args_.kv.format = format, args_.kv.latent = 512, args_.kv.rope = rope;
+    args_.kv.pages = tensor(reinterpret_cast<const std::uint8_t*>(rows_.data()), {kSlots / 64, 64, row});
+    if (info(format).storage != DType::u8) {
+      args_.kv.pages.dtype = info(format).storage;
+      args_.kv.pages.shape[2] /= 2, args_.kv.pages.stride = {32 * row, row / 2, 1};
+    }
+    std::vector<float> values(576);
+    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
+      for (float& x : values) x = random.uniform_f32();
+      kv::store_row(args_.kv, slot, values.data(), values.data() + 512, ScaleRule::arbitrary);
+    }
+    q_ = random.bf16s(tokens * heads * (512 + rope));
+    for (std::int64_t i = 0; i < tokens * topk; ++i) slots_.push_back(static_cast<std::int32_t>(random.below(kSlots)));
+    lengths_.assign(static_cast<std::size_t>(tokens), static_cast<std::int32_t>(topk));
+    out_.resize(static_cast<std::size_t>(tokens * heads * 512));
+    args_.q = tensor(q_.data(), {tokens, heads, 512 + rope});
+    args_.rows = Slots{tensor(slots_.data(), {tokens, topk}), tensor(lengths_.data(), {tokens})};
+    args_.out = tensor(out_.data(), {tokens, heads, 512});
+    args_.scale = 0.1f;
+    there_ = device_.put(args_);
+    workspace_ =
+        std::make_unique<CudaWorkspace>(backend, attention_workspace_bytes(backend, {tokens, heads, topk, 512, rope}));
+    cuda_good(cudaDeviceSynchronize());  // the streams of these tests do not wait for this one
+  }
+  void launch(cudaStream_t stream) const { attention(backend_, there_, *workspace_, Stream{stream}); }
+  void lengths(std::uint64_t seed) {
+    Random random(seed);
+    for (std::int32_t& n : lengths_) n = static_cast<std::int32_t>(random.below(topk_ + 1));
+    const TensorView& view = std::get<Slots>(there_.rows).topk_length;
+    cuda_good(cudaMemcpy(view.data, lengths_.data(), lengths_.size() * 4, cudaMemcpyHostToDevice));
+  }
+  const std::vector<bf16>& result() {
+    device_.take_back(args_.out);
+    return out_;
+  }
+
+ private:
+  static constexpr std::int64_t kSlots = 4096;
+  OnDevice device_;
+  Backend backend_;
+  std::int64_t topk_;
+  std::vector<std::byte> rows_;
+  std::vector<bf16> q_, out_;
+  std::vector<std::int32_t> slots_, lengths_;
+  AttentionArgs args_, there_;
+  std::unique_ptr<CudaWorkspace> workspace_;
+};
+
+class Graph {
+ public:
+  template <class F>
+  explicit Graph(cudaStream_t stream, F&& launches) {
+    cudaGraph_t graph = nullptr;
+    cuda_good(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));  // allocating or waiting would fail
+    launches();
+    cuda_good(cudaStreamEndCapture(stream, &graph));
+    cuda_good(cudaGraphInstantiate(&run_, graph, 0));
+    cuda_good(cudaGraphDestroy(graph));
+  }
+  Graph(const Graph&) = delete;
+  ~Graph() { cudaGraphExecDestroy(run_); }
+  void replay(cudaStream_t stream) const { cuda_good(cudaGraphLaunch(run_, stream)); }
+
+ private:
+  cudaGraphExec_t run_ = nullptr;
+};
+
+struct OwnStream {
+  cudaStream_t handle = nullptr;
+  OwnStream() { cuda_good(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)); }
+  OwnStream(const OwnStream&) = delete;
+  ~OwnStream() { cudaStreamDestroy(handle); }
+  void wait() const { cuda_good(cudaStreamSynchronize(handle)); }
+};
+
+// First in this file: no other test has prepared the device yet.
+TEST_F(OnCuda, FirstLaunchEverInACapture) {
+  const Backend cuda = Backend::cuda(0);
+  Resident call(cuda, KvFormat::fp8_ds_mla, 2, 64, 2048);
+  const OwnStream stream;
+  EXPECT_THROW(call.launch(stream.handle), InvalidArgument);
+  cuda.prepare();
+  const Graph graph(stream.handle, [&] { call.launch(stream.handle); });
+  graph.replay(stream.handle), stream.wait();
+  const std::vector<bf16> replayed = call.result();
+  call.launch(stream.handle), stream.wait();
+  EXPECT_TRUE(same_bytes(replayed, call.result()));
+}
+
+TEST_F(OnCuda, GraphReplayedWithNewLengths) {
+  const Backend cuda = backend();
+  for (const std::int64_t heads : {16, 64}) {
+    Resident call(cuda, heads == 16 ? KvFormat::bf16 : KvFormat::fp8_ds_mla, 3, heads, 2048);
+    const OwnStream stream;
+    const Graph graph(stream.handle, [&] { call.launch(stream.handle); });
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+      call.lengths(i);
+      graph.replay(stream.handle), stream.wait();
+      const std::vector<bf16> replayed = call.result();
+      call.launch(stream.handle), stream.wait();
+      ASSERT_TRUE(same_bytes(replayed, call.result())) << i;
+    }
+  }
+}
+
+TEST_F(OnCuda, TwentyThousandLaunchesOnTwoStreams) {
+  const Backend cuda = backend();
+  std::vector<std::unique_ptr<Resident>> calls;
+  for (const KvFormat format : {KvFormat::fp8_ds_mla, KvFormat::bf16, KvFormat::fp8_nope})
+    for (const auto& [tokens, heads, topk] :
+         {std::array{1, 64, 2048}, std::array{16, 64, 512}, std::array{70, 16, 300}, std::array{3, 128, 2000}})
+      calls.push_back(std::make_unique<Resident>(cuda, format, tokens, heads, topk));
+  const OwnStream streams[2];
+  std::vector<std::vector<bf16>> first;
+  for (const auto& call : calls) {
+    call->launch(streams[0].handle), streams[0].wait();
+    first.push_back(call->result());
+  }
+  Random random(9);
+  for (int round = 0; round < 20; ++round) {  // a call stays on its stream: it has one workspace
+    for (int i = 0; i < 1000; ++i) {
+      const auto which = static_cast<std::size_t>(random.below(static_cast<std::int64_t>(calls.size())));
+      calls[which]->launch(streams[which % 2].handle);
+    }
+    streams[0].wait(), streams[1].wait();
+    for (std::size_t i = 0; i < calls.size(); ++i) ASSERT_TRUE(same_bytes(first[i], calls[i]->result())) << i;
+  }
+}
 
 TEST_F(OnCuda, Case06Heads) {
   const Backend cuda = backend();

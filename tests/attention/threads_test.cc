@@ -79,6 +79,23 @@ TEST(Threads, BatchInvariant) {
   }
 }
 
+// Chunks that name no row, before, between and after others, change no bit.
+TEST(Threads, EmptyChunks) {
+  for (const KvFormat format : {KvFormat::bf16, KvFormat::fp8_ds_mla}) {
+    Problem p{.heads = 9, .format = format, .pages = 4};
+    const std::vector<std::int64_t> none(512, -1), first = Random(1).distinct(100, 256);
+    std::vector<std::int64_t> lanes = none;
+    lanes.insert(lanes.end(), first.begin(), first.end());
+    lanes.insert(lanes.end(), none.begin(), none.end());
+    for (int threads : {1, 7}) {
+      const Backend backend = Backend::cpu({.threads = threads});
+      const Result alone = p.list({first}).run(backend);
+      EXPECT_TRUE(same_bits(p.list({lanes}).run(backend), alone)) << threads << " threads";
+      EXPECT_TRUE(solved(p, backend));
+    }
+  }
+}
+
 // A workspace for larger bounds is enough for a smaller call, whichever bound is larger.
 TEST(Threads, WorkspaceGrowsWithEveryBound) {
   Random random(3);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // tests/cli/bench_test.cc -- sievemla bench: the names of its cases, and what it writes.
+#include <cstdlib>
 #include <cstring>
 
 #include "cli/program.h"
+#include "cpu/isa/isa.h"
 
 namespace sievemla::test {
 namespace {
@@ -81,6 +83,29 @@ TEST(CliBench, EveryKindIsRightAndCounted) {
       EXPECT_NEAR(row.at("of_peak").get<double>() * row.at("peak_gflops").get<double>(), rate, rate * 6e-3);
     }
   }
+}
+
+// A forced tier is the one that runs, or where the machine lacks it every command refuses.
+TEST(CliTiers, RunOrAreRefused) {
+  const char* before = std::getenv("SIEVEMLA_CPU_ISA");
+  const std::string old = before ? before : "";
+  const TempDir dir;
+  const std::string file = (dir / "bench.json").string();
+  for (const cpu::IsaInfo& tier : cpu::kIsas) {
+    setenv("SIEVEMLA_CPU_ISA", tier.name, 1);
+    if (tier.isa > cpu::machine_isa()) {
+      for (const char* command : {"verify", "bench"})
+        expect_failure({command}, 2, {tier.needs, "got " + std::string(tier.name)});
+      continue;
+    }
+    const Outcome outcome = run_program({"bench", "--json", file, "cpu.attend.dense.bf16.h2.b1.ctx5.t1"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json row = Json::parse(read_file(file)).at("cases").at(0);
+    EXPECT_EQ(row.at("tier"), tier.name);
+    EXPECT_EQ(row.at("variant"), "attention_cpu_" + std::string(tier.name));
+  }
+  if (before) setenv("SIEVEMLA_CPU_ISA", old.c_str(), 1);
+  else unsetenv("SIEVEMLA_CPU_ISA");
 }
 
 TEST(CliBench, SizesThatContradictEachOther) {

@@ -6,7 +6,7 @@
 namespace sievemla::test {
 namespace {
 
-constexpr const char* kCommands[] = {"run", "replay", "verify", "bench", "info"};
+constexpr const char* kCommands[] = {"run", "replay", "verify", "bench", "doctor", "info"};
 
 TEST(Cli, HelpNamesEveryCommandAndStatus) {
   const Outcome outcome = run_program({"--help"});
@@ -49,7 +49,10 @@ TEST(Cli, WrongUse) {
   const Case cases[] = {
       {{"frobnicate"}, "'frobnicate'"},
       {{"--json"}, "'--json'"},
-      {{"doctor"}, "'doctor'"},
+      {{"doctor", "--gpu", "sm_9x"}, "sm_90 or 9.0: got 'sm_9x' (doctor)"},
+      {{"doctor", "--gpus", "2", "--tp", "4"}, "at most the GPUs of all nodes: got 4 of 2 (doctor)"},
+      {{"doctor", "--engine", "trt"}, "vllm, sglang: got 'trt'"},
+      {{"doctor", "--model", "/nowhere"}, "/nowhere"},
       {{"info", "extra"}, "'extra' (info)"},
       {{"info", "--json", "--markdown"}, "--json"},
       {{"replay"}, "TRACE"},

@@ -179,7 +179,7 @@ TEST(WriteIndexKeys, BitsDoNotDependOnThreads) {
   const KeyProblem problem(70, RopeStyle::interleaved, DType::bf16);
   Buffer one = problem.cache(IndexFormat::fp8);
   write_index_keys(Backend::cpu({1, {}}), problem.args(one, IndexFormat::fp8));
-  for (int threads : {2, 7}) {
+  for (int threads : {2, 7, 16}) {
     Buffer many = problem.cache(IndexFormat::fp8);
     write_index_keys(Backend::cpu({threads, {}}), problem.args(many, IndexFormat::fp8));
     EXPECT_EQ(many.bytes, one.bytes) << threads;
@@ -247,7 +247,7 @@ TEST(IndexQueries, BitsDoNotDependOnThreads) {
   Buffer one(DType::u8, std::ssize(problem.q_values)), many = one;
   std::vector<float> one_weights(QueryProblem::kTokens * QueryProblem::kHeads), many_weights = one_weights;
   index_queries(Backend::cpu({1, {}}), problem.args(one, one_weights));
-  for (int threads : {2, 7}) {
+  for (int threads : {2, 7, 16}) {
     index_queries(Backend::cpu({threads, {}}), problem.args(many, many_weights));
     EXPECT_EQ(many.bytes, one.bytes) << threads;
     EXPECT_EQ(many_weights, one_weights) << threads;

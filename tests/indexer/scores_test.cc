@@ -67,11 +67,11 @@ TEST(IndexScores, AnyNumberOfHeads) {
   }
 }
 
-// Longer than a task of the cpu backend (256 columns), so that every row spans several.
+// Longer than what a kernel of the cpu backend gets at a time (512 columns), so that every row spans several.
 TEST(IndexScores, BitsDoNotDependOnThreadsOrTheHostsPool) {
   const ScoreProblem problem({.lengths = {700, 701, 13, 0, 512, 513, 700, 1, 699}, .heads = 5});
   const std::vector<std::uint32_t> one = bits(problem.run(Backend::cpu({1, {}})));
-  for (int threads : {2, 7}) EXPECT_EQ(bits(problem.run(Backend::cpu({threads, {}}))), one) << threads;
+  for (int threads : {2, 7, 16}) EXPECT_EQ(bits(problem.run(Backend::cpu({threads, {}}))), one) << threads;
 
   BackwardPool pool;
   EXPECT_EQ(bits(problem.run(pool.backend())), one);

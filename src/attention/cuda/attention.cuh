@@ -468,7 +468,8 @@ struct Attention {
     if (thread == 0) *ticket = 0;
     __threadfence();
     static_assert(sizeof(s.scores) >= kMergeBytes / kHeadBytes * sizeof(float));
-    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0], s.out_at);
+    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0], s.out_at,
+                Tile::kThreads, [] { __syncthreads(); });
   }
 
   // O takes in a tile: rescale, V^T P^T, and once more with the residue of P where some of it is heavy.

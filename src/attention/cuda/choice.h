@@ -11,11 +11,28 @@
 
 namespace sievemla::stage::attention {
 
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
+// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
+// which does not change the choice much.
+struct Clocks {
+  double alone, shared, start;
+};
+constexpr Clocks clocks_of(int heads) {
+  if (heads <= 8) return {2700, 1850, 9000};
+  if (heads <= 16) return {3300, 2200, 9500};
+  if (heads <= 32) return {4300, 2750, 16000};
+  return {5200, 5200, 16000};
+}
+constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
+  return scaled ? Clocks{2800, 2800, 34000} : Clocks{2300, 2300, 32000};
+}
+
 // What the choice knows of a tile.
 struct TileShape {
   int heads;   // of a CTA
   int tokens;  // lanes of a tile
   int ctas;    // on a multiprocessor
+  Clocks clocks;
 };
 
 struct Workload {
@@ -42,25 +59,12 @@ inline constexpr int kMostParts = 32;                   // of equal length
 inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;  // most partial results in all
 inline constexpr int kMergeParts = 2048;                                // most that the merge kernel takes
 
-// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
-// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
-// which does not change the choice much.
-struct Clocks {
-  double alone, shared, start;
-};
-inline Clocks clocks_of(int heads) {
-  if (heads <= 8) return {2700, 1850, 9000};
-  if (heads <= 16) return {3300, 2200, 9500};
-  if (heads <= 32) return {4300, 2750, 16000};
-  return {5200, 5200, 16000};
-}
-
 inline bool merges_here(const TileShape& t, std::int64_t parts) {
   return parts == 1 || (parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes);
 }
 
 inline double clocks(const TileShape& t, const Workload& x, int parts) {
-  const Clocks c = clocks_of(t.heads);
+  const Clocks& c = t.clocks;
   const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
   const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
   const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
@@ -78,13 +82,13 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
   double least = 0;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const TileShape& t = tiles[i];
-    if (i > 0 && x.heads <= tiles[i - 1].heads) break;  // more than half of it would idle
     const std::int64_t groups = cuda::ceil_div<std::int64_t>(x.heads, t.heads), rows = x.units * groups * t.heads;
     const std::int64_t all_tiles = std::max<std::int64_t>(1, cuda::ceil_div<std::int64_t>(x.lanes, t.tokens));
     std::int64_t most = std::min<std::int64_t>(all_tiles, kMostParts);
     if (x.units * groups > cuda::kAttentionTickets || rows == 0) most = 1;
     else most = std::max<std::int64_t>(1, std::min(most, kPartialHeads / rows));
     if (x.invariant) {  // by heads alone, and never cut
+      if (i > 0 && x.heads <= tiles[i - 1].heads) break;
       best = {i, groups, 1, 0, true, x.units};
       continue;
     }

@@ -6,19 +6,35 @@
 #include <type_traits>
 
 #include "attention/cuda/attention.cuh"
+#include "attention/cuda/hopper.cuh"
 #include "attention/cuda/kernels.h"
+#include "cuda/arch/tile.h"
 
 namespace sievemla::stage::attention {
 
 template <class Arch, class Rows, class Tile>
-TileKernel tile_kernel() {
+struct TileOf {
   using Smem = AttentionSmem<Rows, Tile>;
+  static constexpr Clocks kClocks = clocks_of(Tile::kCtaHeads);
+  static constexpr auto kKernel = &attention_kernel<Arch, Rows, Tile>;
+};
+template <class Arch, class Rows>
+struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
+  using Smem = HopperSmem<Rows>;
+  static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
+  static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
+};
+
+template <class Arch, class Rows, class Tile>
+TileKernel tile_kernel() {
+  using Of = TileOf<Arch, Rows, Tile>;
+  using Smem = typename Of::Smem;
   static_assert(sizeof(Smem) <= Arch::kSmemBytes);
   static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
-  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas},
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Of::kClocks},
           Tile::kThreads,
           static_cast<int>(sizeof(Smem)),
-          reinterpret_cast<const void*>(&attention_kernel<Arch, Rows, Tile>)};
+          reinterpret_cast<const void*>(Of::kKernel)};
 }
 
 template <class Arch, class Rows>

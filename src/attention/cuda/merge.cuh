@@ -44,9 +44,9 @@ __device__ inline void store4(const CudaParams& p, std::int64_t to, float4 x) {
 // Adds up a thread's columns 4t .. 4t + 3 of every head, part by part; 16 loads in flight, of 16 / Parts heads.
 template <int Parts>
 __device__ inline void add_parts(const CudaParams& p, const float4* from, std::int64_t part_step, int parts, int heads,
-                                 const float* s_weight, const std::int64_t* s_out_at) {
+                                 const float* s_weight, const std::int64_t* s_out_at, int threads) {
   constexpr int kHeads = 16 / Parts;
-  const int thread = threadIdx.x, share = blockDim.x / 128;
+  const int thread = threadIdx.x, share = threads / 128;
 #pragma unroll 1
   for (int first = thread / 128 * kHeads; first < heads; first += share * kHeads) {
     float4 sum[kHeads] = {};
@@ -77,10 +77,12 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
 }
 
 // Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA
-// call. Partials were written by other CTAs: they are read past L1. s_weight holds parts * count floats, s_out_at[h] is
-// where head first + h starts in out.
+// call, or its first `threads`, which `barrier` then joins. Partials were written by other CTAs: they are read past L1.
+// s_weight holds parts * count floats, s_out_at[h] is where head first + h starts in out.
+template <class Barrier>
 __device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
-                                   int first, int count, float* s_weight, const std::int64_t* s_out_at) {
+                                   int first, int count, float* s_weight, const std::int64_t* s_out_at, int threads,
+                                   Barrier barrier) {
   const int thread = threadIdx.x, parts = part.parts;
   const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // rows from one part to the next
   const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
@@ -88,12 +90,12 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
 
   // s_weight[head][part]: first the part's log2, then its weight.
 #pragma unroll 1
-  for (int i = thread; i < parts * heads; i += blockDim.x)
+  for (int i = thread; i < parts * heads; i += threads)
     s_weight[i] = __ldcg(p.partial_log2 + base + i / parts + i % parts * step);
-  __syncthreads();
+  barrier();
   const int lane = thread % 16;  // 16 lanes a head
 #pragma unroll 1
-  for (int h = thread / 16; h - thread % 32 / 16 < heads; h += blockDim.x / 16) {  // whole warps
+  for (int h = thread / 16; h - thread % 32 / 16 < heads; h += threads / 16) {  // whole warps
     float* weight = s_weight + h * parts;
     const int mine = h < heads ? parts : 0;
     float peak = -INFINITY, sum = 0.f;
@@ -113,12 +115,12 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
 #pragma unroll 1
     for (int i = lane; i < mine; i += 16) weight[i] *= inverse;
   }
-  __syncthreads();
+  barrier();
 
   const float4* from = reinterpret_cast<const float4*>(p.partial) + base * (512 / 4) + thread % 128;
   const std::int64_t part_step = step * (512 / 4);
-  if (parts <= 4) add_parts<4>(p, from, part_step, parts, heads, s_weight, s_out_at);
-  else add_parts<16>(p, from, part_step, parts, heads, s_weight, s_out_at);
+  if (parts <= 4) add_parts<4>(p, from, part_step, parts, heads, s_weight, s_out_at, threads);
+  else add_parts<16>(p, from, part_step, parts, heads, s_weight, s_out_at, threads);
 }
 
 // Where parts are many: one CTA of 128 threads a head.
@@ -135,7 +137,8 @@ __global__ void __launch_bounds__(128)
     const HeadPlace at = place_of(p, s_plan.part.unit, head);
     s_out_at = at.token * p.out_token + at.head * p.out_head;
   }
-  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at);
+  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at, 128,
+              [] { __syncthreads(); });
 }
 
 }  // namespace sievemla::stage::attention

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kGroup = 128;  // values that share a scale
 struct Codec {
   // to[i] = from[i], rounded to nearest even.
   void (*convert)(Real type, const void* from, std::int64_t n, Real to_type, void* to);
-  // A group as f32. Returns the largest magnitude as bits, above those of any number if it holds an infinity or NaN.
+  // A group as f32. Returns the largest magnitude as bits, above those of numbers where it holds an infinity or NaN.
   std::uint32_t (*load_group)(Real type, const void* from, float* to);
   // codes[i] = e4m3(x[i] / scale), the exact quotient rounded once; x is finite, scale at least the least normal f32.
   void (*encode)(const float* x, float scale, std::uint8_t* codes);

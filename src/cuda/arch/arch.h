@@ -9,9 +9,10 @@ namespace sievemla::cuda {
 
 template <class T>
 concept CudaArch = requires {
-  { T::kSm } -> std::convertible_to<int>;         // compute capability of its machine code, 10 * major + minor
-  { T::kSmemBytes } -> std::convertible_to<int>;  // most dynamic shared memory that one CTA may opt in to
-  { T::kFp8Mma } -> std::convertible_to<bool>;    // mma.sync takes e4m3 operands
+  { T::kSm } -> std::convertible_to<int>;             // compute capability of its machine code, 10 * major + minor
+  { T::kSmemBytes } -> std::convertible_to<int>;      // most dynamic shared memory that one CTA may opt in to
+  { T::kFp8Mma } -> std::convertible_to<bool>;        // mma.sync takes e4m3 operands
+  { T::kWarpgroupMma } -> std::convertible_to<bool>;  // wgmma: its machine code is sm_90a's, which all sm_90 parts run
 } && T::kSm >= 80 && T::kSmemBytes % 1024 == 0;
 
 }  // namespace sievemla::cuda

@@ -19,6 +19,11 @@ struct AttentionTile {
   static_assert(Stages >= 3, "one stage is read, one has landed, one is on its way");
 };
 
+// 64 heads x 64 rows by the matrix products of warp groups: sm_90 alone (docs/kernels/attention-cuda.md).
+struct WarpGroupTile {
+  static constexpr int kCtaHeads = 64, kTokens = 64, kCtas = 1, kThreads = 384;
+};
+
 // The tiles of one row type, by the most heads a CTA serves. No tile: void.
 template <class H8, class H16, class H32, class H64>
 struct HeadTiles {

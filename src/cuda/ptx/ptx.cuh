@@ -16,6 +16,10 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
+// The same with 4 bytes, or 0.
+__device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
+}
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Left` of the newest groups are in flight.
 template <int Left>

@@ -16,6 +16,13 @@ namespace {
 struct Ops : F32, Avx512Words {
   static constexpr Index kVecs = 2;
   static constexpr int kHeads = 8;  // 16 sums in 32 registers
+
+  template <Element kKey, int kPart>
+  static Vec part(Words x) {
+    if constexpr (kKey != Element::e4m3) return F32::part<kKey, kPart>(x);
+    const Words pairs = bf16_pairs<kPart & 1>(x);  // in 16-bit lanes it is half the work
+    return (Vec)(kPart < 2 ? pairs << 16 : pairs & 0xFFFF0000u);
+  }
 };
 
 #include "indexer/cpu/scores-inl.h"

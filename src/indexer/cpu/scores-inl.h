@@ -94,10 +94,12 @@ inline Vec nan_where(Words codes, Vec x) { return (Vec)((Words)((codes & 0x80808
 // kBlock keys become the tile. Scales of keys that hold a NaN code become NaN: `part` may read it as a number.
 template <Element kKey>
 void load_tile(const std::byte* const* keys, Operand* tile, float* scales) {
-  constexpr Index kWords = words(kKey);
+  constexpr Index kWords = words(kKey), kLines = kWords / 16;
   for (Index k = 0; k < kBlock; k += kLanes) {
     Words nan{};
     for (Index w = 0; w < kWords; w += 4) {
+      for (Index line = w * kLanes / 16; line < (w + 4) * kLanes / 16; ++line)  // evenly, kLines of each key
+        __builtin_prefetch(keys[kAhead + k + line / kLines] + line % kLines * 64, 0, 2);
       Words x[4];
       for (Index j = 0; j < 4; ++j) x[j] = Ops::load_quads(keys + k + j, 4 * w);
       const Words a = Ops::low_words(x[0], x[1]), b = Ops::high_words(x[0], x[1]);
@@ -216,9 +218,6 @@ void score(const TierShape& shape, std::byte* scratch, const std::byte* const* k
     if (shape.key == Element::e4m3) load_tile<Element::e4m3>(keys + k, s.tile, scale);
     else if (shape.key == Element::bf16) load_tile<Element::bf16>(keys + k, s.tile, scale);
     else load_tile<Element::f32>(keys + k, s.tile, scale);
-    if (k + kBlock < n)
-      for (Index j = k + kBlock; j < k + 2 * kBlock; ++j)
-        for (Index i = 0; i < kDim * bytes(shape.key); i += 64) __builtin_prefetch(keys[j] + i, 0, 3);
     for (Index i = 0; i < n_rows; ++i) {
       const Operand* q = s.q + rows[i] * s.heads * kDim;
       const float* weights = s.weights + rows[i] * s.heads;

@@ -8,6 +8,7 @@
 #include "indexer/cpu/scores.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "base/scratch.h"
@@ -18,7 +19,7 @@
 namespace sievemla::stage::indexer {
 namespace {
 
-constexpr std::int64_t kColumns = 256;       // that a kernel gets at a time
+constexpr std::int64_t kColumns = 512;       // that a kernel gets at a time
 constexpr std::int64_t kMostColumns = 2048;  // of a task
 constexpr std::int64_t kTasksPerThread = 4;  // for a single row: enough that none waits long for the last
 static_assert(kColumns % kKeyPad == 0);
@@ -54,24 +55,39 @@ std::int64_t worker_bytes(const Tier& tier, std::int64_t heads) {
   return round_up(scratch.bytes(), kWorkspaceAlign);
 }
 
-// Addresses and scales of keys [first, first + n) of a request, and zeros up to a multiple of kKeyPad.
+// Addresses and scales of keys [first, first + n) of a request, zeros up to a multiple of kKeyPad; then addresses of up
+// to kAhead of the n_ahead keys that follow.
 struct Keys {
-  const std::byte* key[kColumns];
+  const std::byte* key[kColumns + kAhead];
   float scale[kColumns];
   std::int64_t count;  // a multiple of kKeyPad
+  bool holes = false;  // there are keys among them that lie nowhere
 
-  Keys(const IndexScoreArgs& args, std::int64_t request, std::int64_t first, std::int64_t n)
+  Keys(const IndexScoreArgs& args, std::int64_t request, std::int64_t first, std::int64_t n, std::int64_t n_ahead)
       : count(round_up(n, kKeyPad)) {
-    for_each_run(
-        args, request, first, n,
-        [&](std::int64_t j, std::int64_t run, kv::IndexKeyAddress at, std::int64_t step, std::int64_t scale_step) {
-          const std::byte** to = key + (j - first);
-          for (std::int64_t i = 0; i < run; ++i) to[i] = at.key ? at.key + i * step : kZeros;
-          for (std::int64_t i = 0; i < run; ++i)
-            scale[j - first + i] = kv::load_index_scale({nullptr, at.scale ? at.scale + i * scale_step : nullptr});
-        });
-    std::fill(key + n, key + count, kZeros);
+    n_ahead = std::min(n_ahead, kAhead);
+    std::fill(key + n, key + count + kAhead, kZeros);
     std::fill(scale + n, scale + count, 0.f);
+    for_each_run(args, request, first, n, [&](std::int64_t j, std::int64_t run, const KeyRun& at) {
+      fill(j - first, run, at);
+      holes |= at.key == nullptr;
+      float* to = scale + (j - first);
+      if (!at.scale) std::fill_n(to, run, 1.f);
+      else if (at.scale_step == sizeof *to) std::memcpy(to, at.scale, static_cast<std::size_t>(run) * sizeof *to);
+      else
+        for (std::int64_t i = 0; i < run; ++i) std::memcpy(to + i, at.scale + i * at.scale_step, sizeof *to);
+    });
+    for_each_run(args, request, first + n, n_ahead, [&](std::int64_t j, std::int64_t run, const KeyRun& at) {
+      fill(count + j - (first + n), run, at);
+      for (std::int64_t i = 0; at.scale && i < run; i += 16) __builtin_prefetch(at.scale + i * at.scale_step);
+    });
+  }
+
+ private:
+  void fill(std::int64_t to, std::int64_t n, const KeyRun& at) {
+    if (!at.key) std::fill_n(key + to, n, kZeros);
+    else
+      for (std::int64_t i = 0; i < n; ++i) key[to + i] = at.key + i * at.key_step;
   }
 };
 
@@ -106,21 +122,24 @@ void score_columns(const Tier& tier, const TierShape& shape, const IndexScoreArg
   bool done[kQueryRows] = {};
   for (std::int64_t next = 0; left > 0; ++next) {
     if (done[next] || seen[next] == 0) continue;
-    std::int64_t rows[kQueryRows], n = 0, most = 0;
+    std::int64_t rows[kQueryRows], n = 0, most = 0, longest = 0;
     for (std::int64_t i = next; i < last - first; ++i) {
       if (seen[i] == 0 || keys[i].request != keys[next].request || keys[i].first != keys[next].first) continue;
       rows[n++] = i;
       most = std::max(most, seen[i]);
+      longest = std::max(longest, keys[i].length);
       done[i] = true;
     }
     left -= n;
-    const Keys k(args, keys[next].request, keys[next].first + begin, most);
+    const Keys k(args, keys[next].request, keys[next].first + begin, most, longest - begin - most);
     float scores[kQueryRows][kColumns], *out[kQueryRows];
     for (std::int64_t i = 0; i < n; ++i) out[i] = scores[i];
     tier.score(shape, worker.scratch, k.key, k.scale, k.count, rows, out, n);
     for (std::int64_t i = 0; i < n; ++i) {
       float* const logits = base::at<float>(args.logits, first + rows[i], begin);
-      for (std::int64_t c = 0; c < seen[rows[i]]; ++c) logits[c] = k.key[c] == kZeros ? kMissing : scores[i][c];
+      std::copy_n(scores[i], seen[rows[i]], logits);
+      for (std::int64_t c = 0; k.holes && c < seen[rows[i]]; ++c)
+        if (k.key[c] == kZeros) logits[c] = kMissing;
     }
   }
 }

@@ -20,6 +20,7 @@ struct TierShape {
 
 inline constexpr std::int64_t kQueryRows = 4;  // rows whose queries are packed at a time
 inline constexpr std::int64_t kKeyPad = 64;    // keys come in multiples of this
+inline constexpr std::int64_t kAhead = 64;     // so many keys early memory is asked for a key
 
 struct Tier {
   // Of a worker, aligned to 64.
@@ -29,7 +30,7 @@ struct Tier {
   void (*load_query)(const TierShape& shape, std::byte* scratch, std::int64_t row, const void* const* heads,
                      const float* weights);
   // out[i][0, n) = scales[j] * sum over heads of weight * max(query . key[j], least), for packed row rows[i]. n is a
-  // multiple of kKeyPad.
+  // multiple of kKeyPad. keys[n, n + kAhead) are what another call will want: addresses, not read.
   void (*score)(const TierShape& shape, std::byte* scratch, const std::byte* const* keys, const float* scales,
                 std::int64_t n, const std::int64_t* rows, float* const* out, std::int64_t n_rows);
 };

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// bench/topk_cuda.cu -- checks and times the CUDA top-k kernels alone: no library, no dependency.
+//
+//   topk_cuda test     random and hostile rows against an exact selection on the host; exit 1 on a difference
+//   topk_cuda bench    the keys of the peer benchmark, by tile and parts
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "topk/cuda/select.cuh"
+
+namespace {
+using namespace sievemla::stage::topk;
+
+void good(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::printf("%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(3);
+}
+#define GOOD(x) good((x), #x)
+
+struct Random {
+  std::uint64_t state;
+  std::uint64_t next() {
+    std::uint64_t x = state += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+  }
+  int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
+  double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
+  float normal() {
+    return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()));
+  }
+};
+
+struct Arch {};
+struct Variant {
+  const char* name;
+  const void *kernel, *short_kernel;
+  int threads, list, smem, short_smem;
+};
+template <class Tile>
+Variant variant(const char* name) {
+  using Smem = SelectSmem<Tile>;
+  return {name,
+          reinterpret_cast<const void*>(&select_kernel<Arch, Tile, true>),
+          reinterpret_cast<const void*>(&select_kernel<Arch, Tile, false>),
+          Tile::kThreads,
+          Tile::kList,
+          static_cast<int>(sizeof(Smem)),
+          static_cast<int>(offsetof(Smem, position))};
+}
+const Variant kVariants[] = {variant<SelectTile<1024, 8, 1>>("1024x8x1"), variant<SelectTile<512, 16, 2>>("512x16x2")};
+
+void launch(const Variant& v, CudaParams p, cudaStream_t stream = nullptr) {
+  void* args[] = {&p};
+  GOOD(cudaLaunchKernel(p.width <= v.list ? v.short_kernel : v.kernel,
+                        dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
+                        dim3(static_cast<unsigned>(v.threads)), args,
+                        static_cast<std::size_t>(p.width <= v.list ? v.short_smem : v.smem), stream));
+}
+
+template <class T>
+T* make(std::size_t n, int fill = 0xA5) {
+  T* d = nullptr;
+  GOOD(cudaMalloc(&d, std::max<std::size_t>(n, 1) * sizeof(T)));
+  GOOD(cudaMemset(d, fill, n * sizeof(T)));
+  return d;
+}
+
+int key_on_host(float x) {
+  int bits;
+  std::memcpy(&bits, &x, 4);
+  const int magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > 0x7F800000) return -0x7F800000;
+  return bits < 0 ? -magnitude : magnitude;
+}
+
+std::vector<int> select_on_host(const float* scores, std::int64_t n, int k) {
+  std::vector<int> ids(static_cast<std::size_t>(k), -1);
+  const std::int64_t m = std::min<std::int64_t>(std::max<std::int64_t>(n, 0), k);
+  if (m == 0) return ids;
+  std::vector<int> keys(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) keys[static_cast<std::size_t>(i)] = key_on_host(scores[i]);
+  std::vector<int> sorted = keys;
+  std::nth_element(sorted.begin(), sorted.begin() + (m - 1), sorted.end(), std::greater<>());
+  const int cut = sorted[static_cast<std::size_t>(m - 1)];
+  std::int64_t above = 0;
+  for (int key : keys) above += key > cut;
+  std::int64_t need = m - above, at = 0;
+  for (std::int64_t i = 0; i < n; ++i)
+    if (keys[static_cast<std::size_t>(i)] > cut || (keys[static_cast<std::size_t>(i)] == cut && need-- > 0))
+      ids[static_cast<std::size_t>(at++)] = static_cast<int>(i);
+  return ids;
+}
+
+enum Kind {
+  normal,
+  ties,
+  zeros,
+  constant,
+  near,
+  nans,
+  infinities,
+  mostly_minus_inf,
+  tiny,
+  wild,
+  rising,
+  falling,
+  cluster,
+  kinds
+};
+const char* kNames[] = {"normal", "ties", "zeros", "constant", "near",    "nans",   "inf",
+                        "-inf",   "tiny", "wild",  "rising",   "falling", "cluster"};
+
+float score(Kind kind, Random& random, std::int64_t i, std::int64_t n) {
+  auto bits = [](unsigned u) {
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+  };
+  switch (kind) {
+    case ties: return static_cast<float>(random.below(5) - 2) * 0.5f;
+    case zeros: return random.below(10) ? (random.below(2) ? 0.f : -0.f) : random.normal();
+    case constant: return 1.2345f;
+    case near: return bits(0x3F9E0400u + static_cast<unsigned>(random.below(1024)));
+    case nans: return random.below(3) ? random.normal() : bits(random.below(2) ? 0x7FC00000u : 0xFF800001u);
+    case infinities: return random.below(20) ? random.normal() : (random.below(2) ? INFINITY : -INFINITY);
+    case mostly_minus_inf: return random.below(50) ? -INFINITY : random.normal();
+    case tiny: return bits(static_cast<unsigned>(random.below(1 << 20)) | (random.below(2) ? 0x80000000u : 0u));
+    case wild: return bits(static_cast<unsigned>(random.next()));
+    case rising: return static_cast<float>(i);
+    case falling: return -static_cast<float>(i);
+    case cluster: return random.normal() + (i > n - 3000 ? 3.f : 0.f);
+    default: return random.normal();
+  }
+}
+
+bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengths, int k, int parts, bool ragged,
+           int map, std::uint64_t seed) {
+  Random random{seed};
+  const int rows = static_cast<int>(lengths.size());
+  std::int64_t width = 1;
+  std::vector<int> starts(lengths.size(), 0);
+  for (int t = 0; t < rows; ++t) {
+    if (ragged) starts[static_cast<std::size_t>(t)] = random.below(9);
+    width = std::max<std::int64_t>(
+        width, std::int64_t{lengths[static_cast<std::size_t>(t)]} + starts[static_cast<std::size_t>(t)]);
+  }
+  const std::int64_t stride = (width + (ragged ? 23 : 3)) / 4 * 4;
+  std::vector<float> host(static_cast<std::size_t>(stride * rows), NAN);
+  for (int t = 0; t < rows; ++t) {
+    float* dirty = host.data() + t * stride;
+    for (std::int64_t i = 0; i < stride; ++i) dirty[i] = i % 3 ? INFINITY : NAN;
+    for (std::int64_t i = 0; i < lengths[static_cast<std::size_t>(t)]; ++i)
+      dirty[starts[static_cast<std::size_t>(t)] + i] = score(kind, random, i, lengths[static_cast<std::size_t>(t)]);
+  }
+  const int page_size = map == 2 ? 48 : 64;
+  const int pages = static_cast<int>((width + page_size - 1) / page_size) + 1, requests = map == 2 ? 2 : rows;
+  std::vector<int> table(static_cast<std::size_t>(requests) * static_cast<std::size_t>(pages));
+  for (int& page : table) page = random.below(50) ? random.below(1 << 20) : -1;
+  std::vector<int> row_request(lengths.size());
+  for (int& r : row_request) r = random.below(3) - 0;
+
+  CudaParams p{};
+  float* scores = make<float>(host.size());
+  GOOD(cudaMemcpy(scores, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
+  auto upload = [](const std::vector<int>& x) {
+    int* d = make<int>(x.size());
+    GOOD(cudaMemcpy(d, x.data(), x.size() * 4, cudaMemcpyHostToDevice));
+    return d;
+  };
+  p.scores = scores, p.scores_row = stride, p.width = width;
+  int *d_starts = upload(starts), *d_lengths = upload(lengths), *d_table = upload(table),
+      *d_request = upload(row_request);
+  p.starts = ragged ? d_starts : nullptr, p.lengths = d_lengths;
+  p.rows = rows, p.k = k, p.parts = parts;
+  const std::size_t ids = static_cast<std::size_t>(rows) * static_cast<std::size_t>(k);
+  int* positions = make<int>(ids);
+  void* slots = make<std::int64_t>(ids);
+  p.out.positions = positions, p.out.positions_row = k;
+  if (map) {
+    p.out.slots = slots, p.out.slots_row = k, p.out.wide_slots = map == 2;
+    p.out.map = {d_table,   pages, requests,         pages, map == 2 ? d_request : nullptr, 1,
+                 page_size, 1,     map == 2 ? 3 : 1, 16};
+  }
+  unsigned* tickets = make<unsigned>(static_cast<std::size_t>(rows), 0);
+  p.tickets = tickets;
+  p.counts = make<int>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts));
+  p.lists = make<ListEntry>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts) *
+                            static_cast<std::size_t>(v.list));
+  std::vector<int> got(ids), again(ids);
+  std::vector<std::int64_t> got_slots(ids);
+  bool ok = true;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    GOOD(cudaMemset(positions, 0xA5, ids * 4));
+    launch(v, p);
+    GOOD(cudaGetLastError());
+    GOOD(cudaDeviceSynchronize());
+    GOOD(cudaMemcpy((repeat ? again : got).data(), positions, ids * 4, cudaMemcpyDeviceToHost));
+  }
+  if (got != again) std::printf("FAIL %s %s: two runs differ\n", v.name, what), ok = false;
+  GOOD(cudaMemcpy(got_slots.data(), slots, ids * 8, cudaMemcpyDeviceToHost));
+  for (int t = 0; t < rows && ok; ++t) {
+    const auto want = select_on_host(host.data() + t * stride + starts[static_cast<std::size_t>(t)],
+                                     lengths[static_cast<std::size_t>(t)], k);
+    for (int i = 0; i < k && ok; ++i) {
+      const std::size_t at = static_cast<std::size_t>(t) * static_cast<std::size_t>(k) + static_cast<std::size_t>(i);
+      if (got[at] != want[static_cast<std::size_t>(i)]) {
+        std::printf("FAIL %s %s kind %s k %d parts %d length %d: row %d lane %d is %d, want %d\n", v.name, what,
+                    kNames[kind], k, parts, lengths[static_cast<std::size_t>(t)], t, i, got[at],
+                    want[static_cast<std::size_t>(i)]);
+        ok = false;
+      }
+      if (!map || !ok) continue;
+      std::int64_t slot = -1, pos = want[static_cast<std::size_t>(i)];
+      const int request = map == 2 ? row_request[static_cast<std::size_t>(t)] : t;
+      bool mine = pos >= 0 && request < requests;
+      if (mine && map == 2) mine = pos / 16 % 3 == 1, pos = pos / 48 * 16 + pos % 16;
+      if (mine) {
+        const int page = table[static_cast<std::size_t>(request) * static_cast<std::size_t>(pages) +
+                               static_cast<std::size_t>(pos / page_size)];
+        if (page >= 0) slot = std::int64_t{page} * page_size + pos % page_size;
+      }
+      const std::int64_t have = map == 2 ? got_slots[at] : reinterpret_cast<const int*>(got_slots.data())[at];
+      if (have != slot)
+        std::printf("FAIL %s %s slots: row %d lane %d is %lld, want %lld\n", v.name, what, t, i,
+                    static_cast<long long>(have), static_cast<long long>(slot)),
+            ok = false;
+    }
+  }
+  for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_starts), static_cast<void*>(d_lengths),
+                  static_cast<void*>(d_table), static_cast<void*>(d_request), static_cast<void*>(positions), slots,
+                  static_cast<void*>(tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
+    GOOD(cudaFree(d));
+  return ok;
+}
+
+int test() {
+  int failed = 0, run = 0;
+  std::uint64_t seed = 1;
+  for (const Variant& v : kVariants) {
+    for (int kind = 0; kind < kinds; ++kind)
+      for (int k : {1, 100, 2048, 2051, 4096}) {
+        const std::vector<int> some = {0, -1, 1, k - 1, k, k + 1, 8191, 8192, 8193, 9000, 20001};
+        ++run, failed += !check("lengths", v, static_cast<Kind>(kind), some, k, 1, true, 0, seed++);
+        ++run, failed += !check("lengths, parts", v, static_cast<Kind>(kind), some, k, 5, kind % 2 == 0, 1, seed++);
+      }
+    for (int kind = 0; kind < kinds; ++kind) {
+      ++run, failed += !check("long", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 1, true, 2, seed++);
+      ++run, failed +=
+             !check("long, parts", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 32, true, 2, seed++);
+    }
+    for (int kind : {0, 2, 4, 12})
+      ++run, failed += !check("1M", v, static_cast<Kind>(kind), {1 << 20}, 2048, 66, false, 0, seed++);
+    for (int n = 1; n < 300; n += 7)
+      ++run, failed += !check("short", v, ties, {n, n + 1, n + 2}, 64, 1, true, 0, seed++);
+  }
+  std::printf("top-k: %d of %d cases failed\n", failed, run);
+  return failed != 0;
+}
+
+// ---- bench ------------------------------------------------------------------------------------------
+
+__global__ void spin(long long clocks) {
+  const long long start = clock64();
+  while (clock64() - start < clocks) {
+  }
+}
+__global__ void fill_normal(float* x, std::size_t n, unsigned seed) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    auto mix = [](unsigned long long z) {
+      z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+      z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+      return z ^ (z >> 31);
+    };
+    const unsigned long long r = mix((i + 1) * 0x9E3779B97F4A7C15ull + seed);
+    const float u = (static_cast<float>(r >> 40) + 0.5f) * 0x1p-24f, w = static_cast<float>(r & 0xFFFFFF) * 0x1p-24f;
+    x[i] = sqrtf(-2.f * logf(u)) * cosf(6.2831853f * w);
+  }
+}
+
+struct Timer {
+  char* flush = make<char>(256 << 20);
+  template <class F>
+  float flushed(F&& call) {
+    for (int i = 0; i < 3; ++i) call(nullptr);
+    GOOD(cudaDeviceSynchronize());
+    std::vector<float> times;
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      std::vector<cudaEvent_t> events(50);
+      for (auto& e : events) GOOD(cudaEventCreate(&e));
+      spin<<<1, 1>>>(4000000);
+      for (int i = 0; i < 25; ++i) {
+        GOOD(cudaMemsetAsync(flush, 0, 256 << 20));
+        GOOD(cudaEventRecord(events[static_cast<std::size_t>(2 * i)]));
+        call(nullptr);
+        GOOD(cudaEventRecord(events[static_cast<std::size_t>(2 * i + 1)]));
+      }
+      GOOD(cudaDeviceSynchronize());
+      for (int i = 0; i < 25; ++i) {
+        float ms = 0;
+        GOOD(cudaEventElapsedTime(&ms, events[static_cast<std::size_t>(2 * i)],
+                                  events[static_cast<std::size_t>(2 * i + 1)]));
+        times.push_back(ms * 1e3f);
+      }
+      for (auto& e : events) GOOD(cudaEventDestroy(e));
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+  template <class F>
+  float graph(F&& call) {
+    cudaStream_t stream;
+    GOOD(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    GOOD(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < 20; ++i) call(stream);
+    GOOD(cudaStreamEndCapture(stream, &graph));
+    GOOD(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t a, b;
+    GOOD(cudaEventCreate(&a));
+    GOOD(cudaEventCreate(&b));
+    std::vector<float> times;
+    for (int i = 0; i < 50; ++i) {
+      GOOD(cudaEventRecord(a, stream));
+      GOOD(cudaGraphLaunch(exec, stream));
+      GOOD(cudaEventRecord(b, stream));
+      GOOD(cudaStreamSynchronize(stream));
+      float ms = 0;
+      GOOD(cudaEventElapsedTime(&ms, a, b));
+      times.push_back(ms * 50.f);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+};
+
+__global__ void nothing() {}
+
+int bench() {
+  Timer timer;
+  std::printf("an empty kernel: %.1f us flushed, %.1f in a graph\n",
+              timer.flushed([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }),
+              timer.graph([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }));
+  struct {
+    int rows, length;
+    std::vector<int> parts;
+  } cases[] = {{1, 8192, {1}},
+               {1, 65536, {8, 16, 32}},
+               {1, 131072, {8, 16, 32, 64}},
+               {1, 1 << 20, {32, 66, 128}},
+               {16, 65536, {4, 8, 16}},
+               {64, 8192, {1}},
+               {64, 65536, {1, 2, 4}},
+               {128, 131072, {1, 2}},
+               {256, 131072, {1, 2}},
+               {4096, 8192, {1}},
+               {4096, 32768, {1}}};
+  for (const auto& c : cases) {
+    CudaParams p{};
+    const std::size_t n = static_cast<std::size_t>(c.rows) * static_cast<std::size_t>(c.length);
+    float* scores = make<float>(n);
+    fill_normal<<<1024, 256>>>(scores, n, 7);
+    std::vector<int> lengths(static_cast<std::size_t>(c.rows), c.length);
+    int* d_lengths = make<int>(lengths.size());
+    GOOD(cudaMemcpy(d_lengths, lengths.data(), lengths.size() * 4, cudaMemcpyHostToDevice));
+    p.scores = scores, p.scores_row = c.length, p.width = c.length, p.lengths = d_lengths, p.rows = c.rows, p.k = 2048;
+    p.out.positions = make<int>(static_cast<std::size_t>(c.rows) * 2048), p.out.positions_row = 2048;
+    p.tickets = make<unsigned>(static_cast<std::size_t>(c.rows), 0);
+    p.counts = make<int>(static_cast<std::size_t>(c.rows) * 256);
+    p.lists = make<ListEntry>(std::size_t{1024} * 8192);
+    for (const Variant& v : kVariants)
+      for (int parts : c.parts) {
+        p.parts = parts;
+        auto call = [&](cudaStream_t s) { launch(v, p, s); };
+        const float flushed = timer.flushed(call), graph = timer.graph(call);
+        GOOD(cudaDeviceSynchronize());
+        std::printf("topk.f32.rows%d.len%d.k2048 %s parts %d: %.1f us, in a graph %.1f us\n", c.rows, c.length, v.name,
+                    parts, flushed, graph);
+      }
+    for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_lengths), static_cast<void*>(p.out.positions),
+                    static_cast<void*>(p.tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
+      GOOD(cudaFree(d));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const Variant& v : kVariants)
+    GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
+  const std::string what = argc > 1 ? argv[1] : "test";
+  return what == "bench" ? bench() : test();
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/indexer/cuda/indexer.cc -- stage 1 on CUDA, host side: what a call lacks, which kernel, the launch.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "cuda/context.h"
+#include "cuda/launch.h"
+#include "indexer/cuda/kernels.h"
+#include "indexer/registry.h"
+#include "kv/index_page.h"
+
+namespace sievemla::stage::indexer {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 30;
+
+// A base and the first strides, all but the last if nothing is said, are multiples of 16 bytes.
+base::Lack misplaced(const TensorView& view, const char* name, int strides = TensorView::kMaxRank) {
+  if (view.elements() == 0) return "";
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
+    return base::Lack(name) + " must start at a multiple of 16 bytes";
+  for (int i = 0; i + 1 < view.rank && i < strides; ++i)
+    if (view.dim(i) > 1 && view.step(i) * size_of(view.dtype) % 16 != 0)
+      return base::Lack(name) + " must have strides that are multiples of 16 bytes";
+  return "";
+}
+
+// The rows of an fp8 page are not what its shape says.
+base::Lack misplaced(const IndexCache& cache) {
+  return misplaced(cache.pages, "the cache", cache.format == IndexFormat::fp8 ? 1 : TensorView::kMaxRank);
+}
+
+base::Lack spread(const TensorView& view, const char* name) {
+  const int last = view.rank - 1;
+  return view && view.dim(last) > 1 && view.step(last) != 1
+             ? base::Lack(name) + " must have a contiguous last dimension"
+             : base::Lack("");
+}
+
+template <std::size_t N>
+base::Lack first_of(const base::Lack (&faults)[N]) {
+  for (const base::Lack& fault : faults)
+    if (!fault.empty()) return fault;
+  return "";
+}
+
+cuda::Pages cache_of(const IndexCache& cache) {
+  const std::int64_t size = size_of(cache.pages.dtype);
+  return {static_cast<unsigned char*>(cache.pages.data), cache.pages.step(0) * size, cache.pages.step(1) * size,
+          cache.slots(), static_cast<int>(cache.page_size())};
+}
+
+CudaRope rope_of(const Rope& rope) {
+  CudaRope r{};
+  r.style = rope.style;
+  if (rope.style == RopeStyle::none) return r;
+  r.positions = rope.positions.data, r.wide = rope.positions.dtype == DType::i64;
+  r.positions_step = rope.positions.step(0);
+  r.cos_sin = rope.cos_sin.data, r.f32 = rope.cos_sin.dtype == DType::f32, r.most = rope.cos_sin.dim(0);
+  r.table_row = rope.cos_sin.step(0), r.table_step = rope.cos_sin.step(1);
+  return r;
+}
+
+CudaScoreParams params_of(const IndexScoreArgs& args) {
+  CudaScoreParams p{};
+  p.q = static_cast<const unsigned char*>(args.q.data), p.q_row = args.q.step(0), p.q_head = args.q.step(1);
+  p.weights = static_cast<const float*>(args.weights.data), p.weights_row = args.weights.step(0);
+  const std::int64_t rows = args.q.dim(0);
+  p.page_size = 16, p.page_shift = 4;
+  if (const ContiguousKeys& c = args.contiguous; c.keys) {
+    p.keys = static_cast<const unsigned char*>(c.keys.data), p.page_bytes = c.keys.step(0);
+    p.scales = static_cast<const float*>(c.scales.data), p.n = c.keys.dim(0);
+    if (c.starts) p.source = static_cast<const int*>(c.starts.data);
+  } else {
+    const cuda::Pages cache = cache_of(args.paged.cache);
+    p.keys = cache.pages, p.page_bytes = cache.page_bytes, p.page_size = cache.page_size;
+    p.page_shift = std::has_single_bit(static_cast<unsigned>(p.page_size))
+                       ? std::countr_zero(static_cast<unsigned>(p.page_size))
+                       : -1;
+    p.pages = static_cast<int>(args.paged.cache.pages.dim(0));
+    const TensorView& table = args.paged.block_table;
+    p.table = static_cast<const int*>(table.data), p.table_row = table.step(0);
+    p.requests = static_cast<int>(table.dim(0));
+    p.table_pages = static_cast<int>(std::min(table.dim(1), kMost));
+    if (args.paged.row_request) p.source = static_cast<const int*>(args.paged.row_request.data);
+    p.rows_per_source = p.requests > 0 ? static_cast<int>(std::max<std::int64_t>(rows / p.requests, 1)) : 1;
+  }
+  p.lengths = static_cast<const int*>(args.lengths.data);
+  p.rows = static_cast<int>(rows), p.heads = static_cast<int>(args.q.dim(1));
+  p.logits = static_cast<float*>(args.logits.data), p.logits_row = args.logits.step(0);
+  p.width = static_cast<int>(args.logits.dim(1)), p.fill = args.fill;
+  return p;
+}
+
+void launch(const base::Exec& exec, const cuda::Context& context, const void* kernel, std::int64_t ctas, int threads,
+            int smem_bytes, void** arguments, const char* where) {
+  const cuda::CurrentDevice current(context.device);
+  cuda::launch(kernel, ctas, threads, smem_bytes, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
+}
+
+const cuda::Context& context_of(const base::Exec& exec) { return cuda::prepared_context(exec.backend.device().index); }
+
+}  // namespace
+
+base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args) {
+  if (args.q.dtype != DType::u8) return "q must be u8 (e4m3)";
+  if (args.q.dim(1) > kMostHeads) return "there must be at most 64 heads";
+  if (args.q.dim(0) > kMost || args.logits.dim(1) > kMost) return "rows and width must be at most 2^30";
+  if (args.contiguous.keys) {
+    if (args.contiguous.keys.dim(0) == 0) return "there must be a key";
+    return first_of({misplaced(args.q, "q"), spread(args.weights, "weights"), spread(args.lengths, "lengths"),
+                     misplaced(args.contiguous.keys, "keys"), spread(args.contiguous.scales, "scales"),
+                     spread(args.contiguous.starts, "starts")});
+  }
+  const IndexCache& cache = args.paged.cache;
+  if (cache.page_size() % 16 != 0) return "the page size must be a multiple of 16";
+  if (cache.page_size() > kMost || cache.pages.dim(0) > kMost) return "pages and their size must be at most 2^30";
+  if (cache.pages.dim(0) == 0 || args.paged.block_table.elements() == 0) return "the cache must have a page";
+  return first_of({misplaced(args.q, "q"), spread(args.weights, "weights"), spread(args.lengths, "lengths"),
+                   misplaced(cache), spread(args.paged.block_table, "the block table"),
+                   spread(args.paged.row_request, "row_request")});
+}
+
+void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
+  CudaScoreParams p = params_of(args);
+  if (p.rows == 0 || p.width == 0) return;
+  const cuda::Context& context = context_of(exec);
+  const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
+  // Rows that share keys: known where they are dealt evenly.
+  const int rows_each = p.table ? p.rows_per_source : p.rows;
+  const bool few = rows_each <= kMostFold;
+  if (few) {
+    int fold = p.source ? 1 : rows_each;
+    void* arguments[] = {&p, &fold};
+    launch(exec, context, kernels.pass.kernel, kernels.pass.ctas * context.multiprocessors, kernels.pass.threads,
+           kernels.pass.smem_bytes(p.heads, fold), arguments, "index_scores");
+    return;
+  }
+  int key_blocks = cuda::ceil_div(p.width, kernels.held.keys);
+  void* arguments[] = {&p, &key_blocks};
+  launch(exec, context, kernels.held.kernel, std::int64_t{key_blocks} * cuda::ceil_div(p.rows, kHeldRows),
+         kernels.held.threads, kernels.held.smem_bytes, arguments, "index_scores");
+}
+
+base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
+  if (args.cache.format == IndexFormat::f32) return "the cache must be fp8 or bf16";
+  if (args.cache.page_size() > kMost) return "a page must hold at most 2^30 keys";
+  return misplaced(args.cache);
+}
+
+void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exec) {
+  WriteKeysParams p{};
+  p.at = {args.slots.data, args.slots.dtype == DType::i64, args.slots.step(0)}, p.cache = cache_of(args.cache);
+  p.fp8 = args.cache.format == IndexFormat::fp8, p.rule = args.scale, p.floor = kv::kIndexKeyFloor;
+  p.tokens = args.k.dim(0);
+  if (p.tokens == 0) return;
+  p.k = args.k.data, p.k_f32 = args.k.dtype == DType::f32, p.k_row = args.k.step(0), p.k_step = args.k.step(1);
+  p.weight = args.norm_weight.data, p.weight_f32 = args.norm_weight.dtype == DType::f32;
+  p.weight_step = args.norm_weight.step(0);
+  p.bias = args.norm_bias.data, p.bias_f32 = args.norm_bias.dtype == DType::f32, p.bias_step = args.norm_bias.step(0);
+  p.eps = args.norm_eps, p.rope = rope_of(args.rope);
+  const cuda::Context& context = context_of(exec);
+  void* arguments[] = {&p};
+  launch(exec, context, cuda::kernels_for(context, config_kernels()).write_keys,
+         cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), 32 * kHeadWarps, 0, arguments, "write_index_keys");
+}
+
+base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args) {
+  if (args.out_q.dtype == DType::f32) return "out_q must be u8 (e4m3) or bf16";
+  return "";
+}
+
+void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
+  QueryParams p{};
+  p.tokens = args.q.dim(0), p.heads = args.q.dim(1);
+  if (p.tokens == 0) return;
+  p.q = args.q.data, p.q_f32 = args.q.dtype == DType::f32;
+  p.q_token = args.q.step(0), p.q_head = args.q.step(1), p.q_step = args.q.step(2);
+  p.weights = args.weights.data, p.weights_f32 = args.weights.dtype == DType::f32;
+  p.weights_token = args.weights.step(0), p.weights_head = args.weights.step(1);
+  p.weight_scale = args.weight_scale, p.rope = rope_of(args.rope);
+  p.rule = args.scale, p.floor = kv::kIndexQueryFloor, p.fp8 = args.out_q.dtype == DType::u8;
+  p.out = args.out_q.data, p.out_token = args.out_q.step(0), p.out_head = args.out_q.step(1);
+  p.out_weights = static_cast<float*>(args.out_weights.data);
+  p.out_weights_token = args.out_weights.step(0), p.out_weights_head = args.out_weights.step(1);
+  const cuda::Context& context = context_of(exec);
+  void* arguments[] = {&p};
+  launch(exec, context, cuda::kernels_for(context, config_kernels()).queries,
+         cuda::ceil_div<std::int64_t>(p.tokens * p.heads, kHeadWarps), 32 * kHeadWarps, 0, arguments, "index_queries");
+}
+
+void indexer_cuda_prepare(int config_sm) {
+  for (const ConfigKernels& kernels : config_kernels()) {
+    if (kernels.sm != config_sm) continue;
+    cuda::load_kernel(kernels.held.kernel, kernels.held.smem_bytes);
+    cuda::load_kernel(kernels.pass.kernel, kernels.pass.smem_bytes(kMostHeads, kMostFold));
+    cuda::load_kernel(kernels.write_keys, 0);
+    cuda::load_kernel(kernels.queries, 0);
+  }
+}
+
+}  // namespace sievemla::stage::indexer

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/topk/cuda/ids.cuh -- positions to slots on the device, and how an id is stored.
+#pragma once
+#include <cstdint>
+
+#include "topk/cuda/params.h"
+
+namespace sievemla::stage::topk {
+
+// The block table's row of a row of ids; null where its request is none.
+__device__ inline const int* pages_of(const CudaSlotMap& map, int row) {
+  const int request = map.row_request ? map.row_request[row] : row / map.rows_per_request;
+  return request >= 0 && request < map.requests ? map.table + request * map.table_row : nullptr;
+}
+
+// SlotMap's formula; -1 where the position has no slot, or one above `most`.
+__device__ inline std::int64_t slot_of(const CudaSlotMap& map, const int* pages, int position, std::int64_t most) {
+  if (position < 0 || !pages) return -1;
+  auto at = static_cast<unsigned>(position);
+  if (map.ranks > 1) {
+    const unsigned run = static_cast<unsigned>(map.interleave), turn = at / run,
+                   ranks = static_cast<unsigned>(map.ranks);
+    if (turn % ranks != static_cast<unsigned>(map.rank)) return -1;
+    at = turn / ranks * run + at % run;
+  }
+  const unsigned size = static_cast<unsigned>(map.page_size);
+  // Page sizes are powers of two, mostly.
+  const unsigned page = (size & (size - 1)) == 0 ? at >> (31 - __clz(static_cast<int>(size))) : at / size;
+  if (page >= static_cast<unsigned>(map.pages)) return -1;
+  const std::int64_t physical = __ldg(pages + page);
+  const std::int64_t slot = physical * size + (at - page * size);
+  return physical < 0 || slot > most ? -1 : slot;
+}
+
+// Stores ids of one row.
+struct IdRow {
+  int* positions = nullptr;
+  void* slots = nullptr;
+  const int* pages = nullptr;
+
+  __device__ IdRow(const CudaIds& out, int row) {
+    if (out.positions) positions = out.positions + row * out.positions_row;
+    if (!out.slots) return;
+    slots = static_cast<char*>(out.slots) + row * out.slots_row * (out.wide_slots ? 8 : 4);
+    pages = pages_of(out.map, row);
+  }
+  __device__ void store(const CudaIds& out, int lane, int position) const {
+    if (positions) positions[lane] = position;
+    if (!slots) return;
+    if (out.wide_slots) static_cast<std::int64_t*>(slots)[lane] = slot_of(out.map, pages, position, INT64_MAX);
+    else static_cast<int*>(slots)[lane] = static_cast<int>(slot_of(out.map, pages, position, INT32_MAX));
+  }
+};
+
+}  // namespace sievemla::stage::topk

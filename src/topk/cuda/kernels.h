@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/topk/cuda/kernels.h -- the top-k kernels of a config as data. Plain C++.
+#pragma once
+#include <span>
+
+#include "topk/cuda/params.h"
+
+namespace sievemla::stage::topk {
+
+// __global__ void (CudaParams), a CTA per row and part.
+struct SelectKernel {
+  const void* kernel;
+  int threads, smem_bytes;
+};
+
+struct ConfigKernels {
+  int sm;                             // of the config, as cuda::Config
+  SelectKernel any, one_list, dense;  // rows of any length; rows that fit a list; the same, for many of them
+  const void* slots;                  // __global__ void (const int* positions, int64 row, int k, CudaIds)
+  const void* pools;                  // __global__ void (PoolParams)
+};
+
+inline constexpr int kListEntries = 8192;  // a row up to here is its own list
+inline constexpr int kIdThreads = 256;     // of slots and pools
+
+// In the order of cuda::configs(). Written by CMake.
+std::span<const ConfigKernels> config_kernels();
+
+}  // namespace sievemla::stage::topk

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/topk/cuda/topk.cc -- stage 2 on CUDA, host side: what a call lacks, how it is cut, the launch.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "cuda/context.h"
+#include "cuda/launch.h"
+#include "topk/cuda/kernels.h"
+#include "topk/registry.h"
+
+namespace sievemla::stage::topk {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 30;
+constexpr int kMostParts = 32;
+
+// CTAs that share a long row. A part costs its handing over: fewer than four are not worth it.
+int parts_of(std::int64_t rows, std::int64_t width, int multiprocessors) {
+  if (rows == 0 || width <= kListEntries) return 1;
+  const std::int64_t parts = std::min({std::int64_t{kMostParts}, width / (kListEntries / 2), multiprocessors / rows});
+  return parts < 4 ? 1 : static_cast<int>(parts);
+}
+
+// The workspace: tickets, counts and lists of all parts.
+struct Layout {
+  std::int64_t counts, lists, bytes;
+};
+// For as many parts as there can be: a call of fewer rows cuts them into more.
+Layout layout(std::int64_t width, int multiprocessors) {
+  if (width <= kListEntries) return {0, 0, 0};
+  const std::int64_t parts = multiprocessors;
+  const std::int64_t counts = cuda::ceil_div(cuda::kTicketBytes, kWorkspaceAlign) * kWorkspaceAlign;
+  const std::int64_t lists = counts + cuda::ceil_div(parts * 4, kWorkspaceAlign) * kWorkspaceAlign;
+  return {counts, lists, lists + parts * kListEntries * static_cast<std::int64_t>(sizeof(ListEntry))};
+}
+
+base::Lack spread(const TensorView& view, const char* name) {
+  const int last = view.rank - 1;
+  return view && view.dim(last) > 1 && view.step(last) != 1
+             ? base::Lack(name) + " must have a contiguous last dimension"
+             : base::Lack("");
+}
+
+base::Lack lacks_map(const SlotMap& map) {
+  if (map.page_size > kMost) return "a page must hold at most 2^30 tokens";
+  if (map.shard.ranks > kMost || map.shard.interleave > kMost / std::max(map.shard.ranks, 1))
+    return "ranks * interleave must be at most 2^30";
+  if (map.block_table.dim(0) > kMost) return "there must be at most 2^30 requests";
+  const base::Lack table = spread(map.block_table, "the block table");
+  return table.empty() ? spread(map.row_request, "row_request") : table;
+}
+
+CudaIds ids_of(const TensorView& positions, const TensorView& slots, const SlotMap& map, std::int64_t rows) {
+  CudaIds out{};
+  if (positions) out.positions = static_cast<int*>(positions.data), out.positions_row = positions.step(0);
+  if (!slots) return out;
+  out.slots = slots.data, out.slots_row = slots.step(0), out.wide_slots = slots.dtype == DType::i64;
+  const std::int64_t requests = map.block_table.dim(0);
+  out.map.table = static_cast<const int*>(map.block_table.data), out.map.table_row = map.block_table.step(0);
+  out.map.requests = static_cast<int>(requests);
+  out.map.pages = static_cast<int>(std::min<std::int64_t>(map.block_table.dim(1), INT32_MAX));
+  if (map.row_request) out.map.row_request = static_cast<const int*>(map.row_request.data);
+  out.map.rows_per_request = static_cast<int>(requests > 0 ? std::max<std::int64_t>(rows / requests, 1) : 1);
+  out.map.page_size = static_cast<int>(map.page_size);
+  out.map.rank = map.shard.rank, out.map.ranks = map.shard.ranks, out.map.interleave = map.shard.interleave;
+  return out;
+}
+
+const ConfigKernels& kernels_on(const cuda::Context& context) { return cuda::kernels_for(context, config_kernels()); }
+
+}  // namespace
+
+base::Lack topk_cuda_lacks(const TopkArgs& args) {
+  if (args.scores.dim(0) > kMost) return "there must be at most 2^30 rows";
+  if ((args.positions ? args.positions : args.slots).dim(1) > kMost) return "k must be at most 2^30";
+  for (const base::Lack& fault :
+       {spread(args.starts, "starts"), spread(args.lengths, "lengths"), spread(args.positions, "positions"),
+        spread(args.slots, "slots"), args.slots ? lacks_map(args.map) : base::Lack("")})
+    if (!fault.empty()) return fault;
+  return "";
+}
+
+std::int64_t topk_cuda_bytes(const Backend& backend, const TopkBounds& bounds) {
+  return layout(bounds.width, cuda::context(backend.device().index).multiprocessors).bytes;
+}
+
+void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
+  const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
+  const cuda::CurrentDevice current(context.device);
+  const std::int64_t rows = args.scores.dim(0), width = args.scores.dim(1);
+
+  CudaParams p{};
+  p.scores = static_cast<const float*>(args.scores.data), p.scores_row = args.scores.step(0), p.width = width;
+  if (args.starts) p.starts = static_cast<const int*>(args.starts.data);
+  p.lengths = static_cast<const int*>(args.lengths.data);
+  p.rows = static_cast<int>(rows);
+  p.k = static_cast<int>((args.positions ? args.positions : args.slots).dim(1));
+  p.out = ids_of(args.positions, args.slots, args.map, rows);
+  p.parts = parts_of(rows, width, context.multiprocessors);
+  if (p.parts > 1) {
+    const Layout at = layout(width, context.multiprocessors);
+    char* const space = static_cast<char*>(exec.workspace.data);
+    p.tickets = reinterpret_cast<unsigned*>(space) + cuda::kFirstTopkTicket;
+    p.counts = reinterpret_cast<int*>(space + at.counts);
+    p.lists = reinterpret_cast<ListEntry*>(space + at.lists);
+  }
+  const ConfigKernels& kernels = kernels_on(context);
+  const SelectKernel& kernel = width > kListEntries                 ? kernels.any
+                               : rows > 2 * context.multiprocessors ? kernels.dense
+                                                                    : kernels.one_list;
+  void* arguments[] = {&p};
+  cuda::launch(kernel.kernel, rows * p.parts, kernel.threads, kernel.smem_bytes,
+               static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
+}
+
+base::Lack positions_to_slots_cuda_lacks(const PositionsToSlotsArgs& args) {
+  if (args.positions.dim(0) > kMost || args.positions.dim(1) > kMost) return "rows and k must be at most 2^30";
+  for (const base::Lack& fault :
+       {spread(args.positions, "positions"), spread(args.slots, "slots"), lacks_map(args.map)})
+    if (!fault.empty()) return fault;
+  return "";
+}
+
+void positions_to_slots_cuda(const PositionsToSlotsArgs& args, const base::Exec& exec) {
+  const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
+  const cuda::CurrentDevice current(context.device);
+  const int* positions = static_cast<const int*>(args.positions.data);
+  std::int64_t row = args.positions.step(0);
+  int k = static_cast<int>(args.positions.dim(1));
+  CudaIds out = ids_of({}, args.slots, args.map, args.positions.dim(0));
+  void* arguments[] = {&positions, &row, &k, &out};
+  cuda::launch(kernels_on(context).slots, args.positions.dim(0), kIdThreads, 0,
+               static_cast<cudaStream_t>(exec.stream.handle), arguments, "positions_to_slots");
+}
+
+base::Lack expand_pools_cuda_lacks(const ExpandPoolsArgs& args) {
+  if (args.pools.dim(0) > kMost || args.positions.dim(1) > kMost) return "rows and width must be at most 2^30";
+  for (const base::Lack& fault :
+       {spread(args.pools, "pools"), spread(args.lengths, "lengths"), spread(args.positions, "positions")})
+    if (!fault.empty()) return fault;
+  return "";
+}
+
+void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
+  const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
+  const cuda::CurrentDevice current(context.device);
+  PoolParams p{static_cast<const int*>(args.pools.data),
+               args.pools.step(0),
+               static_cast<int>(args.pools.dim(1)),
+               static_cast<const int*>(args.lengths.data),
+               args.kpool,
+               static_cast<int*>(args.positions.data),
+               args.positions.step(0),
+               args.positions.dim(1)};
+  void* arguments[] = {&p};
+  cuda::launch(kernels_on(context).pools, args.pools.dim(0), kIdThreads, 0,
+               static_cast<cudaStream_t>(exec.stream.handle), arguments, "expand_pools");
+}
+
+void topk_cuda_prepare(int config_sm) {
+  for (const ConfigKernels& kernels : config_kernels()) {
+    if (kernels.sm != config_sm) continue;
+    for (const SelectKernel& kernel : {kernels.any, kernels.one_list, kernels.dense})
+      cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
+    cuda::load_kernel(kernels.slots, 0);
+    cuda::load_kernel(kernels.pools, 0);
+  }
+}
+
+}  // namespace sievemla::stage::topk

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// tests/cli/doctor_test.cc -- the doctor's verdicts, for machines and checkpoints that need not be here.
+#include "cli/doctor.h"
+
+#include <gtest/gtest.h>
+
+#include "model/files.h"
+
+namespace sievemla::cli::doctor {
+namespace {
+
+using test::Json;
+using test::TempDir;
+
+// The config.json of a known model, full size.
+Json config_of(const std::string& name) {
+  const Geometry& g = geometry_by_name(name);
+  const bool deepseek = g.model_type == "deepseek_v32", hybrid = g.model_type == "glm5_next";
+  Json c = {{"model_type", g.model_type},
+            {"num_hidden_layers", hybrid ? 45 : g.layers},
+            {"hidden_size", deepseek ? 7168 : 6144},
+            {"num_attention_heads", g.heads},
+            {"q_lora_rank", deepseek ? 1536 : 2048},
+            {"kv_lora_rank", g.latent},
+            {"qk_nope_head_dim", g.nope},
+            {"qk_rope_head_dim", g.rope},
+            {"v_head_dim", g.v},
+            {"index_n_heads", g.index_heads},
+            {"index_head_dim", 128},
+            {"index_topk", g.index_topk},
+            {"intermediate_size", deepseek ? 18432 : 12288},
+            {"moe_intermediate_size", 2048},
+            {"n_routed_experts", 256},
+            {"num_experts_per_tok", 8},
+            {"n_group", deepseek ? 8 : 1},
+            {"topk_group", deepseek ? 4 : 1},
+            {"vocab_size", deepseek ? 129280 : 154880},
+            {"max_position_embeddings", deepseek ? 163840 : 202752},
+            {"rms_norm_eps", deepseek ? 1e-6 : 1e-5},
+            {"num_nextn_predict_layers", 1}};
+  if (g.model_type == "glm_moe_dsa") c["indexer_rope_interleave"] = true;
+  if (name == "glm-5.2") c["index_topk_freq"] = 4, c["index_skip_topk_offset"] = 3;
+  if (!hybrid) return c;
+  c["index_kpool"] = g.index_kpool;
+  for (int i = 0; i < 45; ++i)
+    c["layer_types"].push_back(i % 4 == 3 ? "deepseek_sparse_attention" : "linear_attention");
+  Json outer = {{"model_type", "glm5_next"}, {"text_config", c}};
+  outer["text_config"]["model_type"] = "glm5_next_text";
+  return outer;
+}
+
+Model model_of(const Json& config, const Json& quant = nullptr) {
+  const TempDir dir;
+  test::write_file(dir / "config.json", config.dump());
+  if (!quant.is_null()) test::write_file(dir / "hf_quant_config.json", quant.dump());
+  return read_model(dir.path().string());
+}
+
+// Builds that hold one kernel on CUDA, that of attention, or one for every function.
+template <class Kernel>
+constexpr Kernel kCuda{"on_cuda", BackendKind::cuda, "", nullptr, nullptr, nullptr, nullptr};
+constexpr cuda::Config kConfigs[] = {{"sm120", 120, 0, nullptr},
+                                     {"sm90", 90, 0, nullptr},
+                                     {"sm89", 89, 0, nullptr},
+                                     {"sm86", 86, 0, nullptr},
+                                     {"sm80", 80, 0, nullptr}};
+Kernels attention_alone() {
+  Kernels k;
+  k.attention = {&kCuda<stage::attention::AttentionKernel>, 1};
+  k.configs = kConfigs;
+  return k;
+}
+Kernels all_stages() {
+  Kernels k = attention_alone();
+  k.write_latent = {&kCuda<kv::WriteLatentKernel>, 1};
+  k.write_index_keys = {&kCuda<stage::indexer::WriteIndexKeysKernel>, 1};
+  k.index_queries = {&kCuda<stage::indexer::IndexQueriesKernel>, 1};
+  k.index_scores = {&kCuda<stage::indexer::IndexScoresKernel>, 1};
+  k.topk = {&kCuda<stage::topk::TopkKernel>, 1};
+  k.positions_to_slots = {&kCuda<stage::topk::PositionsToSlotsKernel>, 1};
+  k.expand_pools = {&kCuda<stage::topk::ExpandPoolsKernel>, 1};
+  return k;
+}
+
+Question on(const std::string& gpu, const std::string& engine = "") {
+  Question q;
+  q.gpu = gpu, q.engine = engine;
+  return q;
+}
+
+std::string missing_of(const Report& r) {
+  std::string text;
+  for (const StageVerdict& s : r.target().format().stages)
+    if (!s.missing.empty()) text += (text.empty() ? "" : " ") + std::string(s.stage);
+  return text;
+}
+bool finds(const Report& r, Level level, const std::string& part) {
+  for (const Finding& f : r.findings)
+    if (f.level == level && f.text.find(part) != f.text.npos) return true;
+  return false;
+}
+
+const Json kNvfp4 = {{"quantization", {{"quant_algo", "NVFP4"}, {"kv_cache_quant_algo", "FP8"}}}};
+
+TEST(Doctor, VerdictPerStage) {
+  struct Case {
+    const char *gpu, *model;
+    Json quant;
+    const char *cache, *image;
+  };
+  const Case cases[] = {
+      {"sm_120", "glm-5", nullptr, "bf16", "sm_120 machine code"},
+      {"sm_121", "glm-5.2", nullptr, "bf16", "sm_120 machine code"},
+      {"sm_80", "glm-5", kNvfp4, "fp8_ds_mla", "sm_80 machine code"},
+      {"8.9", "glm-5.3-flash", nullptr, "bf16", "sm_89 machine code"},
+      {"sm_90", "deepseek-v3.2", nullptr, "bf16", "sm_90 machine code"},
+      {"sm_100", "glm-5.1", nullptr, "bf16", "compute_80 PTX compiled by the driver"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(std::string(c.gpu) + " " + c.model);
+    const Model model = model_of(config_of(c.model), c.quant);
+    const Report r = examine(on(c.gpu), {}, model, attention_alone());
+    EXPECT_FALSE(r.runs);
+    EXPECT_EQ(missing_of(r), "write indexer topk combine");
+    EXPECT_EQ(r.target().image, c.image);
+    EXPECT_EQ(info(r.target().format().cache).name, c.cache);
+    EXPECT_NE(std::find(model.names.begin(), model.names.end(), c.model), model.names.end());
+    EXPECT_EQ(missing_of(examine(on(c.gpu), {}, model, all_stages())), "combine");
+  }
+}
+
+// What a build says of its own GPUs names rows that it has, and an image that it holds.
+TEST(Doctor, EveryClaimIsARowOfThisBuild) {
+  const std::vector<KernelInfo> rows = sievemla::kernels();
+  for (const char* gpu : {"cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121"})
+    for (const Geometry& g : geometries()) {
+      const Report r = examine(on(gpu), {}, known_model(g));
+      for (const Target& t : r.targets)
+        for (const FormatVerdict& f : t.formats)
+          for (const StageVerdict& s : f.stages) {
+            EXPECT_TRUE(!s.missing.empty() || !s.kernels.empty());
+            for (const std::string& kernel : s.kernels) {
+              const auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& k) { return k.name == kernel; });
+              ASSERT_NE(row, rows.end()) << kernel;
+              EXPECT_EQ(row->backend, t.backend) << kernel;
+              EXPECT_TRUE(t.backend == BackendKind::cpu ? row->runs_here : !t.image.empty()) << kernel << " " << gpu;
+            }
+          }
+    }
+}
+
+TEST(Doctor, CpuAloneAndNoDriver) {
+  Machine machine;
+  machine.driver_problem = "no NVIDIA driver is loaded";
+  for (const char* gpu : {"cpu", "auto"})
+    for (const Geometry& g : geometries())
+      EXPECT_TRUE(examine(on(gpu), machine, known_model(g)).target().format().runs());
+}
+
+TEST(Doctor, OldDriverStopsUs) {
+  Machine machine;
+  machine.driver = "535.104.05", machine.driver_cuda = 12020;
+  machine.gpus = {{"A", 90, std::int64_t{80} << 30}, {"B", 80, std::int64_t{40} << 30}};
+  const Report r = examine(on("auto"), machine, {}, all_stages());
+  EXPECT_FALSE(r.runs);
+  EXPECT_TRUE(finds(r, Level::blocker, "580"));
+  EXPECT_TRUE(finds(r, Level::warning, "the GPUs differ"));
+  EXPECT_EQ(r.targets.size(), 2u);
+}
+
+TEST(Doctor, WeightsThatDoNotFitComeFirst) {
+  Question q = on("sm_80", "vllm");
+  q.gpus = 2, q.memory_gib = 80;
+  const Report r = examine(q, {}, model_of(config_of("glm-5"), kNvfp4), all_stages());
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].text.rfind("the weights do not fit", 0), 0u) << r.findings[0].text;
+}
+
+TEST(Doctor, PipelineMustNotCutASharedGroup) {
+  Question q = on("sm_120", "vllm");
+  q.gpus = 2, q.tp = 1, q.pp = 2;
+  const Model model = model_of(config_of("glm-5.2"));
+  EXPECT_EQ(model.sizes.full_layers, 21);
+  EXPECT_TRUE(finds(examine(q, {}, model, all_stages()), Level::blocker, "VLLM_PP_LAYER_PARTITION=38,40"));
+  q.partition = "38,40";
+  EXPECT_FALSE(finds(examine(q, {}, model, all_stages()), Level::blocker, "pipeline"));
+}
+
+TEST(Doctor, CacheBytes) {  // 78 rows of 1152 and as many keys of 132, and those of the MTP layer
+  const Report r = examine(on("sm_90"), {}, model_of(config_of("glm-5")), all_stages());
+  EXPECT_EQ(r.target().format().bytes_per_token, 79 * (1152 + 132));
+}
+
+TEST(Doctor, TheEngineMayServeByItself) {
+  const Model v32 = model_of(config_of("deepseek-v3.2"));
+  const Report r = examine(on("sm_90", "vllm"), {}, v32, attention_alone());
+  EXPECT_EQ(r.by, "vllm");
+  EXPECT_EQ(r.command.rfind("vllm serve", 0), 0u);
+  EXPECT_TRUE(ask_engine("vllm", 86, v32).refuses);
+}
+
+TEST(Doctor, MeasuredTimesStandInTheDocs) {
+  const std::string docs = test::read_file(test::fs::path(SIEVEMLA_GOLDEN_DIR) / "../../docs/measurements.md");
+  for (const Measured& m : measured_attention()) {
+    const std::size_t begin = docs.find(fmt::format("| {} | ", m.name));
+    ASSERT_NE(begin, docs.npos) << m.name;
+    EXPECT_NE(docs.substr(begin, docs.find('\n', begin) - begin).find(fmt::format(" {:.1f} ", m.us)), docs.npos)
+        << m.name;
+  }
+}
+
+TEST(Case26, GlmOnSpark) {
+  const Model model = model_of(config_of("glm-5.2"));
+  for (const char* engine : {"vllm", "sglang"}) {
+    const Question q = on("sm_121", engine);
+    const std::string text = text_of_report(examine(q, {}, model, attention_alone()), {}, q);
+    EXPECT_EQ(text.find("trtllm"), text.npos) << text;
+    EXPECT_EQ(text.find("family"), text.npos) << text;
+  }
+}
+
+TEST(Case26, KvDtypeOfAnNvfp4Checkpoint) {
+  const Model model = model_of(config_of("glm-5.2"), kNvfp4);
+  EXPECT_EQ(model.weights, "NVFP4");
+  EXPECT_TRUE(finds(examine(on("sm_80"), {}, model, all_stages()), Level::note, "--kv-cache-dtype bfloat16"));
+}
+
+TEST(Case26, RopeFreeAndNested) {
+  const Model model = model_of(config_of("glm-5.3-flash"));
+  EXPECT_EQ(model.sizes.rope, 0);
+  EXPECT_EQ(model.sizes.layers, 11);
+  EXPECT_EQ(model.sizes.index_topk, 2048);
+  EXPECT_EQ(model.sizes.index_rope, RopeStyle::none);
+}
+
+TEST(Case26, UnknownModelIsAnAnswer) {
+  for (const char* type : {"llama", "deepseek_v4"}) {
+    const Model model = model_of({{"model_type", type}});
+    const Report r = examine(on("cpu"), {}, model);
+    EXPECT_FALSE(r.runs);
+    EXPECT_FALSE(model.refused.empty());
+    EXPECT_EQ(json_of_report(r, {}, on("cpu"))["stages"].size(), 5u);
+    EXPECT_FALSE(text_of_report(r, {}, on("cpu")).empty());
+  }
+}
+
+}  // namespace
+}  // namespace sievemla::cli::doctor
