@@ -89,8 +89,8 @@ def _handle(backend: Backend | None) -> int:
 
 
 def workspace_init(workspace: Tensor, *, backend: Backend | None = None) -> None:
-    """Makes a fresh workspace, [bytes] uint8 aligned to 256, usable on the current stream. Once, before its first
-    use.""" _workspace_init(workspace, _handle(backend))
+    """Makes a fresh workspace, [bytes] uint8 aligned to 256, usable on the current stream. Once, before use."""
+    _workspace_init(workspace, _handle(backend))
 
 
 # ---- caches ----------------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def write_latent(
     """Quantises new rows and scatters them into the cache.
 
     latent: [tokens, cache.latent] float32 or bfloat16. rope: [tokens, cache.rope], same dtype, rotated.
-    slots: [tokens] int32 or int64, distinct; negative: skipped; past the cache: ValueError on the host, skipped on
-    CUDA. scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that.
+    slots: [tokens] int32 or int64, distinct; negative: skipped; past the cache: ValueError on the host, else skipped.
+    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that.
     """
     _write_latent(
         latent, slots, cache.pages, cache.format, cache.latent, cache.rope, rope, scale, _handle(backend)
@@ -210,8 +210,8 @@ def write_index_keys(
 def gather_index_keys(
     cache: IndexCache, slots: Tensor, keys: Tensor, *, scales: Tensor | None = None, backend: Backend | None = None
 ) -> None:
-    """Reads keys back. keys: [n, 128] of the cache's dtype (uint8, raw e4m3, for fp8). scales: [n] float32, fp8
-    only.""" _gather_index_keys(cache.pages, cache.format, slots, keys, scales, _handle(backend))
+    """Reads keys back. keys: [n, 128] of the cache's dtype (fp8: uint8, raw e4m3). scales: [n] float32, fp8 only."""
+    _gather_index_keys(cache.pages, cache.format, slots, keys, scales, _handle(backend))
 
 
 def index_queries(
@@ -492,7 +492,8 @@ class Geometry:
 
 
 def geometries() -> list[Geometry]:
-    return [Geometry(row[0], row[1], *map(int, row[2:12]), row[12]) for row in table("geometries")]
+    rows = ([int(field) if field.isdigit() else field for field in row] for row in table("geometries"))
+    return [Geometry(*row) for row in rows]  # type: ignore[arg-type]
 
 
 def built_with_cuda() -> bool:

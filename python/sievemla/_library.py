@@ -10,6 +10,10 @@ from typing import Any
 
 import tvm_ffi
 
+# tvm-ffi turns a kind of error that it does not know into RuntimeError.
+for _error in (NotImplementedError, MemoryError):
+    tvm_ffi.register_error(_error.__name__, _error)
+
 _module = tvm_ffi.load_module(str(Path(__file__).parent / "_sievemla.so"))
 
 # Types of ml_dtypes, which NumPy does not export through DLPack: the bytes go, and the library knows what they are.
@@ -17,8 +21,8 @@ _BYTES_OF = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 
 
 def _exportable(array: Any, written: bool) -> Any:
-    """What DLPack refused, in a form that it takes: bf16 as its bits; memory that cannot be written, if it is an
-    input.""" if not hasattr(array, "__dlpack__"):
+    """What DLPack refused, in a form that it takes: bf16 as its bits; read-only memory, if it is an input."""
+    if not hasattr(array, "__dlpack__"):
         return array
     name = getattr(getattr(array, "dtype", None), "name", "")
     if name in _BYTES_OF:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
+# mypy: disable-error-code="no-untyped-call"
 """torch.ops.sievemla.*: the stages as PyTorch operators, which torch.compile and CUDA graphs take whole.
 
 Each writes its outputs in place and returns nothing, so its fake implementation does nothing. Arguments are those of
