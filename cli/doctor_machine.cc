@@ -170,7 +170,8 @@ std::string toolkit_version() {
       const auto json = model::load_json(home / "version.json");
       if (json.contains("/cuda/version"_json_pointer) && json["cuda"]["version"].is_string())
         return json["cuda"]["version"].get<std::string>();
-    } catch (const std::exception&) {  // a broken file is a toolkit that was not found
+    } catch (const std::exception&) {
+      continue;  // a broken file is a toolkit that was not found
     }
   }
   return "";

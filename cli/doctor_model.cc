@@ -319,8 +319,10 @@ Model read_model(const std::string& path) {
   } else {
     const model::Config config = model::parse_config(text, file.string());
     take_sizes(config, m);
-    if (m.weight_bytes == 0 && (m.weight_bytes = estimated_bytes(config, m.mtp_layers, bits)) > 0)
-      m.weight_source = "an estimate from the config";
+    if (m.weight_bytes == 0) {
+      m.weight_bytes = estimated_bytes(config, m.mtp_layers, bits);
+      if (m.weight_bytes > 0) m.weight_source = "an estimate from the config";
+    }
     if (m.quantised) m.run_refuses = "sievemla run reads F32, BF16 and F16 weights, and these are " + m.weights;
   }
   find_names(m);

@@ -253,7 +253,7 @@ std::string text_of_report(const Report& r, const Machine& machine, const Questi
                                        : "runs by " + r.by + " itself");
   for (const Finding& f : r.findings) text += fmt::format("  {}: {}\n", kLevels[static_cast<int>(f.level)], f.text);
   if (!r.command.empty()) text += fmt::format("  run it: {}\n", r.command);
-  text += "\n";
+  text += '\n';
   if (sizes)
     for (const Target& t : r.targets) text += stages_text(t);
   text += engine_text(r, q);
