@@ -149,8 +149,7 @@ const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const Ind
   for (std::int64_t t = 0; api::on_host(backend) && t < rows; ++t) check_row(args, t, where);
   const auto& kernel = base::pick(stage::indexer::index_scores_kernels(), backend, args, "index_scores");
   const IndexScoreBounds bounds{rows, heads, args.logits.dim(1)};
-  check_workspace(workspace, kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0,
-                  "index_scores: workspace");
+  check_workspace(workspace, index_scores_workspace_bytes(backend, bounds), "index_scores: workspace");
   return kernel;
 }
 

@@ -46,7 +46,7 @@ const stage::topk::TopkKernel& api::admit(const Backend& backend, const TopkArgs
             start, ", length ", length, ", width ", width, " in row ", t);
   }
   const auto& kernel = base::pick(stage::topk::topk_kernels(), backend, args, "topk");
-  check_workspace(workspace, kernel.workspace_bytes ? kernel.workspace_bytes(backend, bounds) : 0, "topk: workspace");
+  check_workspace(workspace, topk_workspace_bytes(backend, bounds), "topk: workspace");
   return kernel;
 }
 

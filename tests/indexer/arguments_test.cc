@@ -257,7 +257,7 @@ TEST(IndexerArguments, Workspace) {
     ASSERT_GT(needed, 0);
     PoisonedWorkspace enough(needed + 8);
     Workspace bad[] = {enough, enough, {nullptr, needed}};
-    bad[0].bytes = needed / 2;  // the row that serves the call may need less than the largest, not half as much
+    bad[0].bytes = needed - 1;
     bad[1].data = static_cast<std::byte*>(bad[1].data) + 8;
     for (const Workspace& workspace : bad) EXPECT_THROW(index_scores(backend, c.call.good, workspace), InvalidArgument);
     EXPECT_TRUE(c.call.pristine());
