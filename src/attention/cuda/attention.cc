@@ -10,18 +10,13 @@
 #include "attention/cuda/kernels.h"
 #include "attention/registry.h"
 #include "cuda/context.cuh"
+#include "cuda/layout.h"
 #include "sievemla/error.h"
 
 namespace sievemla::stage::attention {
 namespace {
 
 constexpr float kLog2e = 1.4426950408889634f;
-
-const ConfigKernels& kernels_of(const cuda::Context& context) {
-  for (const ConfigKernels& config : config_kernels())
-    if (config.sm == context.config_sm) return config;
-  throw DeviceError(error_message("the device's config must have attention kernels", "attention", context.config_sm));
-}
 
 const RowKernels* rows_of(const ConfigKernels& config, const KvCache& kv) {
   for (const RowKernels& rows : config.rows)
@@ -47,16 +42,7 @@ Layout layout(std::int64_t heads) {
 
 // A base and all strides but the last are multiples of 16 bytes, the last dimension is contiguous.
 base::Lack misplaced(const TensorView& view, const char* name) {
-  const std::int64_t size = size_of(view.dtype);
-  if (view.elements() == 0) return "";
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
-    return base::Lack(name) + " must start at a multiple of 16 bytes";
-  for (int i = 0; i + 1 < view.rank; ++i)
-    if (view.dim(i) > 1 && view.step(i) * size % 16 != 0)
-      return base::Lack(name) + " must have strides that are multiples of 16 bytes";
-  if (view.rank > 0 && view.dim(view.rank - 1) > 1 && view.step(view.rank - 1) != 1)
-    return base::Lack(name) + " must have a contiguous last dimension";
-  return "";
+  return view.elements() == 0 ? "" : cuda::first_of({cuda::misplaced(view, name), cuda::spread(view, name)});
 }
 
 base::Lack not_contiguous(const TensorView& view, const char* name) {
@@ -121,12 +107,6 @@ CudaParams params_of(const AttentionArgs& args, Units units) {
   return p;
 }
 
-void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, cudaStream_t stream, void** arguments) {
-  cuda::check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)),
-                               arguments, static_cast<std::size_t>(smem_bytes), stream),
-              "attention");
-}
-
 }  // namespace
 
 base::Lack attention_cuda_lacks(const AttentionArgs& args) {
@@ -137,10 +117,10 @@ base::Lack attention_cuda_lacks(const AttentionArgs& args) {
   const std::int64_t most = std::int64_t{1} << 30;
   if (args.q.dim(0) * args.q.dim(1) > most) return "tokens * heads must be at most 2^30";
   if (args.kv.page_size() > most) return "a page must hold at most 2^30 rows";
-  for (const base::Lack& fault :
-       {misplaced(args.q, "q"), misplaced(args.q_rope, "q_rope"), misplaced(args.kv.pages, "kv.pages"),
-        misplaced(args.out, "out"), not_contiguous(args.sink, "sink")})
-    if (!fault.empty()) return fault;
+  const base::Lack fault =
+      cuda::first_of({misplaced(args.q, "q"), misplaced(args.q_rope, "q_rope"), misplaced(args.kv.pages, "kv.pages"),
+                      misplaced(args.out, "out"), not_contiguous(args.sink, "sink")});
+  if (!fault.empty()) return fault;
   if (const auto* slots = std::get_if<Slots>(&args.rows)) {
     if (slots->indices.dim(slots->indices.rank - 1) > most) return "topk must be at most 2^30";
     return not_contiguous(slots->topk_length, "topk_length");
@@ -157,7 +137,7 @@ std::int64_t attention_cuda_bytes(const Backend&, const AttentionBounds& bounds)
 void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
   const cuda::CurrentDevice current(context.device);
-  const ConfigKernels& config = kernels_of(context);
+  const ConfigKernels& config = cuda::kernels_for(context, config_kernels());
   const RowKernels& rows = *rows_of(config, args.kv);
   const Units units = units_of(args);
   CudaParams p = params_of(args, units);
@@ -183,8 +163,9 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   const TileKernel& tile = rows.tile[choice.tile];
   int groups = static_cast<int>(choice.groups), heads = tile.shape.heads, tokens = tile.shape.tokens;
   void* arguments[] = {&p, &groups, &heads, &tokens};
-  launch(tile.kernel, choice.items * groups, tile.threads, tile.smem_bytes, stream, arguments);
-  if (!choice.merge_here) launch(config.merge, std::int64_t{p.units} * p.fold * p.heads, 128, 0, stream, arguments);
+  cuda::launch(tile.kernel, choice.items * groups, tile.threads, tile.smem_bytes, stream, arguments, "attention");
+  if (!choice.merge_here)
+    cuda::launch(config.merge, std::int64_t{p.units} * p.fold * p.heads, 128, 0, stream, arguments, "attention");
   if (args.check_indices) {  // debug mode may wait
     int bad = 0;
     cuda::check(cudaMemcpyAsync(&bad, flag, sizeof bad, cudaMemcpyDeviceToHost, stream), "attention");

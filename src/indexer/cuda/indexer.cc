@@ -7,6 +7,7 @@
 
 #include "cuda/context.cuh"
 #include "cuda/launch.h"
+#include "cuda/layout.h"
 #include "indexer/cuda/kernels.h"
 #include "indexer/registry.h"
 #include "kv/index_page.h"
@@ -14,36 +15,13 @@
 namespace sievemla::stage::indexer {
 namespace {
 
-constexpr std::int64_t kMost = std::int64_t{1} << 30;
+using cuda::first_of, cuda::misplaced, cuda::spread;
 
-// A base and the first strides, all but the last if nothing is said, are multiples of 16 bytes.
-base::Lack misplaced(const TensorView& view, const char* name, int strides = TensorView::kMaxRank) {
-  if (view.elements() == 0) return "";
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
-    return base::Lack(name) + " must start at a multiple of 16 bytes";
-  for (int i = 0; i + 1 < view.rank && i < strides; ++i)
-    if (view.dim(i) > 1 && view.step(i) * size_of(view.dtype) % 16 != 0)
-      return base::Lack(name) + " must have strides that are multiples of 16 bytes";
-  return "";
-}
+constexpr std::int64_t kMost = std::int64_t{1} << 30;
 
 // The rows of an fp8 page are not what its shape says.
 base::Lack misplaced(const IndexCache& cache) {
   return misplaced(cache.pages, "the cache", cache.format == IndexFormat::fp8 ? 1 : TensorView::kMaxRank);
-}
-
-base::Lack spread(const TensorView& view, const char* name) {
-  const int last = view.rank - 1;
-  return view && view.dim(last) > 1 && view.step(last) != 1
-             ? base::Lack(name) + " must have a contiguous last dimension"
-             : base::Lack("");
-}
-
-template <std::size_t N>
-base::Lack first_of(const base::Lack (&faults)[N]) {
-  for (const base::Lack& fault : faults)
-    if (!fault.empty()) return fault;
-  return "";
 }
 
 cuda::Pages cache_of(const IndexCache& cache) {

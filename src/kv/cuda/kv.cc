@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/context.cuh"
+#include "cuda/layout.h"
 #include "kv/cuda/kernels.h"
 #include "kv/registry.h"
 
@@ -12,21 +13,10 @@ namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 30;
 
-// A base and the first strides, all but the last if nothing is said, are multiples of 16 bytes.
-base::Lack misplaced(const TensorView& view, const char* name, int strides = TensorView::kMaxRank) {
-  if (view.elements() == 0) return "";
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
-    return base::Lack(name) + " must start at a multiple of 16 bytes";
-  for (int i = 0; i + 1 < view.rank && i < strides; ++i)
-    if (view.dim(i) > 1 && view.step(i) * size_of(view.dtype) % 16 != 0)
-      return base::Lack(name) + " must have strides that are multiples of 16 bytes";
-  return "";
-}
-
 base::Lack lacks(const KvCache& cache, std::int64_t rows) {
   if (cache.format == KvFormat::f32) return "the cache must be bf16 or fp8";
   if (rows > kMost || cache.page_size() > kMost) return "rows and page size must be at most 2^30";
-  return misplaced(cache.pages, "the cache");
+  return cuda::misplaced(cache.pages, "the cache");
 }
 
 cuda::SlotList slots_of(const TensorView& view) { return {view.data, view.dtype == DType::i64, view.step(0)}; }
@@ -77,7 +67,7 @@ void gather_latent_cuda(const GatherLatentArgs& args, const base::Exec& exec) {
 base::Lack gather_index_keys_cuda_lacks(const GatherIndexKeysArgs& args) {
   if (args.cache.format != IndexFormat::fp8) return "the cache must be fp8";
   if (args.slots.dim(0) > kMost || args.cache.page_size() > kMost) return "rows and page size must be at most 2^30";
-  return misplaced(args.cache.pages, "the cache", 1);  // the rows of an fp8 page are not what its shape says
+  return cuda::misplaced(args.cache.pages, "the cache", 1);  // the rows of an fp8 page are not what its shape says
 }
 
 void gather_index_keys_cuda(const GatherIndexKeysArgs& args, const base::Exec& exec) {

@@ -7,11 +7,14 @@
 
 #include "cuda/context.cuh"
 #include "cuda/launch.h"
+#include "cuda/layout.h"
 #include "topk/cuda/kernels.h"
 #include "topk/registry.h"
 
 namespace sievemla::stage::topk {
 namespace {
+
+using cuda::first_of, cuda::spread;
 
 constexpr std::int64_t kMost = std::int64_t{1} << 30;
 constexpr int kMostParts = 32;
@@ -34,13 +37,6 @@ Layout layout(std::int64_t width, int multiprocessors) {
   const std::int64_t counts = cuda::ceil_div(cuda::kTicketBytes, kWorkspaceAlign) * kWorkspaceAlign;
   const std::int64_t lists = counts + cuda::ceil_div(parts * 4, kWorkspaceAlign) * kWorkspaceAlign;
   return {counts, lists, lists + parts * kListEntries * static_cast<std::int64_t>(sizeof(ListEntry))};
-}
-
-base::Lack spread(const TensorView& view, const char* name) {
-  const int last = view.rank - 1;
-  return view && view.dim(last) > 1 && view.step(last) != 1
-             ? base::Lack(name) + " must have a contiguous last dimension"
-             : base::Lack("");
 }
 
 base::Lack lacks_map(const SlotMap& map) {
@@ -75,11 +71,8 @@ const ConfigKernels& kernels_on(const cuda::Context& context) { return cuda::ker
 base::Lack topk_cuda_lacks(const TopkArgs& args) {
   if (args.scores.dim(0) > kMost) return "there must be at most 2^30 rows";
   if ((args.positions ? args.positions : args.slots).dim(1) > kMost) return "k must be at most 2^30";
-  for (const base::Lack& fault :
-       {spread(args.starts, "starts"), spread(args.lengths, "lengths"), spread(args.positions, "positions"),
-        spread(args.slots, "slots"), args.slots ? lacks_map(args.map) : base::Lack("")})
-    if (!fault.empty()) return fault;
-  return "";
+  return first_of({spread(args.starts, "starts"), spread(args.lengths, "lengths"), spread(args.positions, "positions"),
+                   spread(args.slots, "slots"), args.slots ? lacks_map(args.map) : base::Lack("")});
 }
 
 std::int64_t topk_cuda_bytes(const Backend& backend, const TopkBounds& bounds) {
@@ -117,10 +110,7 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
 
 base::Lack positions_to_slots_cuda_lacks(const PositionsToSlotsArgs& args) {
   if (args.positions.dim(0) > kMost || args.positions.dim(1) > kMost) return "rows and k must be at most 2^30";
-  for (const base::Lack& fault :
-       {spread(args.positions, "positions"), spread(args.slots, "slots"), lacks_map(args.map)})
-    if (!fault.empty()) return fault;
-  return "";
+  return first_of({spread(args.positions, "positions"), spread(args.slots, "slots"), lacks_map(args.map)});
 }
 
 void positions_to_slots_cuda(const PositionsToSlotsArgs& args, const base::Exec& exec) {
@@ -137,10 +127,7 @@ void positions_to_slots_cuda(const PositionsToSlotsArgs& args, const base::Exec&
 
 base::Lack expand_pools_cuda_lacks(const ExpandPoolsArgs& args) {
   if (args.pools.dim(0) > kMost || args.positions.dim(1) > kMost) return "rows and width must be at most 2^30";
-  for (const base::Lack& fault :
-       {spread(args.pools, "pools"), spread(args.lengths, "lengths"), spread(args.positions, "positions")})
-    if (!fault.empty()) return fault;
-  return "";
+  return first_of({spread(args.pools, "pools"), spread(args.lengths, "lengths"), spread(args.positions, "positions")});
 }
 
 void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
