@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // src/cuda/ptx/sm90a.cuh -- instructions of sm_90a alone: matrix products of a warp group, registers moved between warp
-// groups; and mbarriers, which are older. One instruction per function.
+// groups; and mbarriers, which are older. One instruction per function. Every config sees them, sm_90 alone uses them.
 #pragma once
 #include <cstdint>
 
@@ -45,8 +45,6 @@ __device__ inline bool barrier_any(int id, int threads, bool x) {
       : "memory");
   return any != 0;
 }
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int Registers>
 __device__ inline void give_registers() {
@@ -131,7 +129,5 @@ __device__ inline void wgmma_64x128(float (&d)[64], const std::uint32_t* a, std:
         "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-
-#endif
 
 }  // namespace sievemla::cuda

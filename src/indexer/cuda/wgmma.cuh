@@ -17,14 +17,6 @@ namespace sievemla::stage::indexer {
 
 inline constexpr int kStageHeads = 64;
 
-// Seen by every config, unlike those of cuda/ptx/sm90a.cuh: one template serves all, and only sm_90 instantiates it.
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Left>
-__device__ inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
-}
-
 // Of a stage in shared memory: rows of 128 bytes in groups of eight, 128-byte swizzle.
 __device__ inline std::uint64_t wgmma_operand(const void* s_stage) {
   return static_cast<std::uint64_t>(cuda::shared_address(s_stage) >> 4 & 0x3FFF) | std::uint64_t{1} << 16 |
@@ -171,9 +163,9 @@ struct GroupKeys {
     for (int t = 0; t < kTiles; ++t) {
       if (t + 1 < kTiles) {
         start(dot[(t + 1) % 2], t + 1, b);
-        wgmma_wait<1>();
+        cuda::wgmma_wait<1>();
       } else {
-        wgmma_wait<0>();
+        cuda::wgmma_wait<0>();
       }
       finish<Groups>(dot[t % 2], t, weights, lane, store);
     }
@@ -189,12 +181,12 @@ struct GroupKeys {
 
  private:
   __device__ void start(float (&d)[32], int t, std::uint64_t b) const {
-    wgmma_fence();
+    cuda::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       wgmma_e4m3(d, word[t][0][2 * step], word[t][1][2 * step], word[t][0][2 * step + 1], word[t][1][2 * step + 1],
                  b + static_cast<std::uint64_t>(2 * step), step > 0);
-    wgmma_commit();
+    cuda::wgmma_commit();
   }
   template <int Groups, class Store>
   __device__ void finish(const float (&d)[32], int t, const float* weights, int lane, Store&& store) const {
