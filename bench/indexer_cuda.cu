@@ -15,38 +15,13 @@
 #include <string>
 #include <vector>
 
+#include "cuda_bench.cuh"
 #include "indexer/cuda/scores.cuh"
 #include "kv/e4m3.h"
 
 namespace {
 using namespace sievemla::stage::indexer;
 using sievemla::kv::from_e4m3;
-
-void good(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(3);
-}
-#define GOOD(x) good((x), #x)
-
-struct Random {
-  std::uint64_t state;
-  std::uint64_t next() {
-    std::uint64_t x = state += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-  }
-  int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
-  double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
-  float normal() {
-    return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()));
-  }
-  unsigned char code() {
-    const auto c = static_cast<unsigned char>(next());
-    return (c & 0x7F) == 0x7F ? 0x30 : c;
-  }
-};
 
 struct Fp8 {
   static constexpr bool kFp8Mma = true;
@@ -107,13 +82,6 @@ void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = 
                         dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
 }
 
-template <class T>
-T* make(std::size_t n, int fill = 0xA5) {
-  T* d = nullptr;
-  GOOD(cudaMalloc(&d, std::max<std::size_t>(n, 1) * sizeof(T)));
-  GOOD(cudaMemset(d, fill, n * sizeof(T)));
-  return d;
-}
 template <class T>
 T* upload(const std::vector<T>& x) {
   T* d = make<T>(x.size());

@@ -14,32 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "cuda_bench.cuh"
 #include "topk/cuda/select.cuh"
 
 namespace {
 using namespace sievemla::stage::topk;
-
-void good(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(3);
-}
-#define GOOD(x) good((x), #x)
-
-struct Random {
-  std::uint64_t state;
-  std::uint64_t next() {
-    std::uint64_t x = state += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-  }
-  int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
-  double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
-  float normal() {
-    return static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()));
-  }
-};
 
 struct Arch {};
 struct Variant {
@@ -66,14 +45,6 @@ void launch(const Variant& v, CudaParams p, cudaStream_t stream = nullptr) {
                         dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
                         dim3(static_cast<unsigned>(v.threads)), args,
                         static_cast<std::size_t>(p.width <= v.list ? v.short_smem : v.smem), stream));
-}
-
-template <class T>
-T* make(std::size_t n, int fill = 0xA5) {
-  T* d = nullptr;
-  GOOD(cudaMalloc(&d, std::max<std::size_t>(n, 1) * sizeof(T)));
-  GOOD(cudaMemset(d, fill, n * sizeof(T)));
-  return d;
 }
 
 int key_on_host(float x) {
