@@ -9,22 +9,10 @@
 
 #include "sievemla/error.h"
 #include "support/attention_problem.h"
+#include "support/on_cuda.h"
 
 namespace sievemla::test {
 namespace {
-
-class OnCuda : public testing::Test {
- protected:
-  void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no CUDA device";
-  }
-  static Backend backend() {
-    const Backend cuda = Backend::cuda(0);
-    cuda.prepare();
-    return cuda;
-  }
-};
 
 testing::AssertionResult near(const Problem& p, const Result& result, const Answer& want, std::int64_t t,
                               std::int64_t h) {
