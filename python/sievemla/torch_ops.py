@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.library import Library, register_fake
 
 # In the order of bindings/module.cc, less the backend's handle.
 _SCHEMAS = (
@@ -49,7 +50,7 @@ _SCHEMAS = (
 
 _BY_DEVICE = -1  # bindings/tensors.h
 
-_library = torch.library.Library("sievemla", "DEF")
+_library = Library("sievemla", "DEF")
 
 
 def _implementation(name: str, defaults: tuple[Any, ...]) -> Any:
@@ -73,7 +74,7 @@ def _define(schema: str) -> None:
     # Strides are part of a call's meaning (views of caches), so a compiler must hand them over as they are.
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     _library.impl(name, _implementation(name, defaults), "CompositeExplicitAutograd")
-    torch.library.register_fake("sievemla::" + name, lambda *args, **named: None, lib=_library)
+    register_fake("sievemla::" + name, lambda *args, **named: None, lib=_library)
 
 
 for _schema in _SCHEMAS:

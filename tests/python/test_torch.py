@@ -80,7 +80,9 @@ def test_the_schemas_say_what_is_written():
     q, pages, slots, _ = problem()
     out = torch.empty(3, 4, LATENT)
     args = (q, pages, "f32", LATENT, ROPE, 0.05, out, slots)
-    torch.library.opcheck(
+    from torch.library import opcheck
+
+    opcheck(
         torch.ops.sievemla.attention.default, args, test_utils=("test_schema", "test_faketensor")
     )
 
