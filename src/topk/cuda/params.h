@@ -6,6 +6,8 @@
 
 namespace sievemla::stage::topk {
 
+inline constexpr int kListEntries = 8192;  // a row up to here is its own list
+
 // SlotMap on the device.
 struct CudaSlotMap {
   const int* table;        // [requests, pages]
