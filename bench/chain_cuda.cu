@@ -139,7 +139,8 @@ struct Chain {
     host.scores = tensor(logits.data(), {some, ctx}), host.lengths = tensor(lengths.data(), {some});
     host.positions = tensor(want.data(), {some, k});
     const Backend reference = Backend::reference();
-    std::vector<char> scratch(static_cast<std::size_t>(topk_workspace_bytes(reference, {some, ctx, k})) + kWorkspaceAlign);
+    std::vector<char> scratch(static_cast<std::size_t>(topk_workspace_bytes(reference, {some, ctx, k})) +
+                              kWorkspaceAlign);
     void* space = scratch.data();
     std::size_t bytes = scratch.size();
     std::align(kWorkspaceAlign, bytes - kWorkspaceAlign, space, bytes);

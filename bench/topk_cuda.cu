@@ -144,7 +144,7 @@ bool check(const char* what, Kind kind, std::vector<int> lengths, int k, int par
   int *d_starts = upload(starts), *d_lengths = upload(lengths), *d_table = upload(table),
       *d_request = upload(row_request);
   p.starts = ragged ? d_starts : nullptr, p.lengths = d_lengths;
-  p.rows = rows, p.k = k, p.parts = parts;
+  p.rows = rows, p.k = k, p.parts = parts, p.ahead = 2;
   const std::size_t ids = static_cast<std::size_t>(rows) * static_cast<std::size_t>(k);
   int* positions = make<int>(ids);
   void* slots = make<std::int64_t>(ids);
@@ -262,7 +262,8 @@ int bench() {
     std::vector<int> lengths(static_cast<std::size_t>(c.rows), c.length);
     int* d_lengths = make<int>(lengths.size());
     GOOD(cudaMemcpy(d_lengths, lengths.data(), lengths.size() * 4, cudaMemcpyHostToDevice));
-    p.scores = scores, p.scores_row = c.length, p.width = c.length, p.lengths = d_lengths, p.rows = c.rows, p.k = 2048;
+    p.scores = scores, p.scores_row = c.length, p.width = c.length, p.lengths = d_lengths, p.rows = c.rows, p.k = 2048,
+    p.ahead = 264;
     p.out.positions = make<int>(static_cast<std::size_t>(c.rows) * 2048), p.out.positions_row = 2048;
     p.tickets = make<unsigned>(static_cast<std::size_t>(c.rows), 0);
     p.counts = make<int>(static_cast<std::size_t>(c.rows) * 256);

@@ -45,7 +45,10 @@ __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, s
       : "memory");
 }
 
-// ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing) ------------------
+// Has the line brought into L2.
+__device__ inline void prefetch_l2(const void* g_from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(g_from)); }
+
+// ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing)
 
 // It may start; what it reads of this one it reads after wait_for_kernel.
 __device__ inline void let_next_start() {

@@ -40,6 +40,7 @@ struct CudaParams {
   const int* starts;   // [rows] or null
   const int* lengths;  // [rows]
   int rows, k;
+  int ahead;  // short rows: so many rows ahead are brought into L2
   CudaIds out;
 
   int parts;          // CTAs that share a long row

@@ -22,9 +22,8 @@
 namespace sievemla::stage::topk {
 
 inline constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-inline constexpr int kFew = 64;     // in the last bin: ranked by comparing all with all
-inline constexpr int kStrip = 512;  // scores a warp filters at a time
-inline constexpr int kSoon = 192;   // entries of a part that are read before it is known how many there are
+inline constexpr int kFew = 64;    // in the last bin: ranked by comparing all with all
+inline constexpr int kSoon = 128;  // entries of a part that are read before it is known how many there are
 inline constexpr int kListBits = 13, kList = kListEntries;
 static_assert(kList == 1 << kListBits);
 
@@ -37,7 +36,7 @@ struct SelectTile {
   static constexpr int kGroups = kList / (4 * Threads);  // of four entries that a thread has, at most
   static constexpr int kBinQuads = kBins / (4 * Threads);
   static_assert(kGroups == 4, "a byte of a mask for each, and of a strip's four");
-  static_assert(kBinQuads >= 1 && kFew <= Threads);
+  static_assert(kBinQuads >= 1 && kFew == 64, "two of the few a lane");
 };
 
 template <class Tile>
@@ -245,22 +244,31 @@ struct Select {
 
   // ---- narrowing
 
-  // Of all entries, by score: the need-th largest lies in a bin of bits `found`. False: no such bins.
-  __device__ bool cut_by_score(const float (&x)[kEntries], int need, float (&code)[kEntries], float& low,
-                               float& width) {
-    low = INFINITY, width = -INFINITY;
+  // Bins of equal width between two scores; what lies outside goes to the first or last one.
+  struct Cut {
+    float low, width;
+    __device__ bool good() const { return width > 1e-30f && width < INFINITY; }
+    // About the least score in a bin.
+    __device__ float edge(int bin) const { return low + width / (kBins - 1) * (static_cast<float>(bin) - 0.5f); }
+  };
+  // From the least to the largest finite score of a quarter of the entries.
+  __device__ Cut cut_of(const float (&x)[kEntries]) {
+    float low = INFINITY, high = -INFINITY;
 #pragma unroll
-    for (int c = 0; c < 4; ++c)  // a quarter of the entries tells how far they reach
-      if (fabsf(x[c]) < INFINITY) low = fminf(low, x[c]), width = fmaxf(width, x[c]);
-    int low_key = key_of(low), high_key = key_of(width);
+    for (int c = 0; c < 4; ++c)
+      if (fabsf(x[c]) < INFINITY) low = fminf(low, x[c]), high = fmaxf(high, x[c]);
+    int low_key = key_of(low), high_key = key_of(high);
     least_and_largest(low_key, high_key);
-    low = score_of(low_key), width = score_of(high_key) - low;
-    if (!(width > 1e-30f && width < INFINITY)) return false;
-    const float scale = reciprocal(width), offset = -low * scale;
-    each_entry([&](int i) { code[i] = fmaf(__saturatef(fmaf(x[i], scale, offset)), kBins - 1, kCode); });
-    each_entry([&](int i) { atomicAdd(&s.bins[__float_as_int(code[i]) - __float_as_int(kCode)], 1); });
+    return {score_of(low_key), score_of(high_key) - score_of(low_key)};
+  }
+  // Finds the bin of the need-th largest of all entries; the bins, as kCode and more.
+  __device__ void find_bin_of(const float (&x)[kEntries], Cut cut, int need, float (&code)[kEntries]) {
+    const float scale = reciprocal(cut.width), offset = -cut.low * scale;
+    each_entry([&](int i) {
+      code[i] = fmaf(__saturatef(fmaf(x[i], scale, offset)), kBins - 1, kCode);
+      atomicAdd(&s.bins[__float_as_int(code[i]) - __float_as_int(kCode)], 1);
+    });
     find_bin(need);
-    return true;
   }
 
   // The same again and again, of the ties, by key: until they are few, all wanted, or all the same.
@@ -299,34 +307,36 @@ struct Select {
     return static_cast<unsigned long long>(static_cast<unsigned>(key_of(score)) ^ 0x80000000u) << 32 |
            static_cast<unsigned>(~entry_of(lowest_bit));
   }
-  // Those of the `marked` that are among the `need` largest of all the marked.
-  __device__ unsigned rank_few(const float (&x)[kEntries], unsigned marked, int need, int count) {
+  // Those of the `marked` that are among the `need` largest of all the marked, which are kFew at most.
+  __device__ unsigned rank_few(const float (&x)[kEntries], unsigned marked, int need) {
 #pragma unroll 1
     for (unsigned left = marked; left; left &= left - 1) s.few[atomicAdd(&s.few_count, 1)] = number_of(x, left & -left);
     __syncthreads();
     unsigned above = 0;
+    if (!__any_sync(~0u, marked != 0)) return above;
+    const unsigned long long a = s.few[lane], b = s.few[lane + 32];
 #pragma unroll 1
-    for (unsigned left = marked; left; left &= left - 1) {
+    for (unsigned left = marked, lanes; (lanes = __ballot_sync(~0u, left != 0)) != 0; left &= left - 1) {
       const unsigned long long mine = number_of(x, left & -left);
-      int better = 0;
 #pragma unroll 1
-      for (int j = 0; j < count; j += 4) {
-        const ulonglong2 a = *reinterpret_cast<const ulonglong2*>(&s.few[j]);
-        const ulonglong2 b = *reinterpret_cast<const ulonglong2*>(&s.few[j + 2]);
-        better += (a.x > mine) + (a.y > mine) + (b.x > mine) + (b.y > mine);
+      for (; lanes; lanes &= lanes - 1) {
+        const int owner = __ffs(static_cast<int>(lanes)) - 1;
+        const unsigned long long its = __shfl_sync(~0u, mine, owner);
+        const int better = __popc(__ballot_sync(~0u, a > its)) + __popc(__ballot_sync(~0u, b > its));
+        if (lane == owner && better < need) above |= left & -left;
       }
-      if (better < need) above |= left & -left;
     }
     return above;
   }
 
   // Which of the entries are the `need` largest: `above`, and the first `need`, as it is afterwards, of the ties.
-  __device__ unsigned narrow(const float (&x)[kEntries], int& need, unsigned& ties) {
+  __device__ unsigned narrow(const float (&x)[kEntries], Cut cut, int& need, unsigned& ties) {
     unsigned above = 0;
     int count = kList + 1;
     ties = all_entries();
-    float code[kEntries], low, width;
-    if (cut_by_score(x, need, code, low, width)) {
+    if (cut.good()) {
+      float code[kEntries];
+      find_bin_of(x, cut, need, code);
       const auto found = s.found;
       const float at = static_cast<float>(found.bin) + kCode;
       above = mask_of([&](int i) { return at - code[i]; });
@@ -335,18 +345,25 @@ struct Select {
     }
     cut_by_key(x, above, ties, need, count);
     if (need == count) above |= ties, need = 0;
-    else if (count <= kFew) above |= rank_few(x, ties, need, count), need = 0;
+    else if (count <= kFew) above |= rank_few(x, ties, need), need = 0;
     return above;
   }
 
   // ---- ids
 
-  __device__ void store(const int* chosen, int first, int n) {
-    const IdRow ids(p.out, row);
-    if (ids.positions)
-      for (int i = thread; i < n; i += kThreads) ids.positions[first + i] = chosen[i];
-    if (ids.slots)
-      for (int i = thread; i < n; i += kThreads) ids.store_slot(p.out, first + i, chosen[i]);
+  // Stores n ids: from(i) is the position for lane first + i.
+  template <class From>
+  __device__ void store(int first, int n, From&& from) {
+    if (p.out.positions) {
+      int* to = p.out.positions + row * p.out.positions_row + first;
+#pragma unroll 4
+      for (int i = thread; i < n; i += kThreads) to[i] = from(i);
+    }
+    if (p.out.slots) {
+      const IdRow ids(p.out, row);
+#pragma unroll 1
+      for (int i = thread; i < n; i += kThreads) ids.store_slot(p.out, first + i, from(i));
+    }
   }
   // Stores the ids of the selected entries, `above` and the first `need` ties, in ascending order from lane `first` on.
   // Returns how many; `need` falls by the ties among them. `position`: of entries e to e + 3.
@@ -375,7 +392,7 @@ struct Select {
       if (four & 8) *to = positions[j].w;
     });
     __syncthreads();
-    store(s.chosen, first, stored);
+    store(first, stored, [&](int i) { return s.chosen[i]; });
     return stored;
   }
 
@@ -384,11 +401,16 @@ struct Select {
   __device__ void take(const float* scores, int n, float (&x)[kEntries]) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(scores) % 16 == 0;
     const std::uint64_t once = cuda::evict_first_policy();
-    each_group([&](int j) {
-      float4 v = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      cuda::load_once(v, reinterpret_cast<const float4*>(scores + first_of(j)), aligned && first_of(j) + 4 <= n, once);
-      x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
-    });
+    float4 v[kGroups];
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {  // all at once: without a branch
+      v[j] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      cuda::load_once(v[j], reinterpret_cast<const float4*>(scores + first_of(j)),
+                      aligned && j < groups && first_of(j) + 4 <= n, once);
+    }
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+      x[4 * j] = v[j].x, x[4 * j + 1] = v[j].y, x[4 * j + 2] = v[j].z, x[4 * j + 3] = v[j].w;
     if (!aligned || n % 4 != 0)
       each_group([&](int j) {
         if (aligned && first_of(j) + 4 <= n) return;
@@ -446,7 +468,13 @@ struct Select {
 
   // Whole groups of four scores that lie side by side at a multiple of 16 bytes: group g holds positions
   // 4 g - ahead .. 4 g - ahead + 3.
+  // Strips of a warp that are on their way into L2: 128 KB a CTA.
+  template <int kFours>
+  static constexpr int kRounds = (128 << 10) / (kWarps * kFours * 512);
+
+  template <int kFours>
   struct Groups {
+    static constexpr int kStrip = 128 * kFours;
     const float4* first;
     int ahead;
     std::int64_t length;
@@ -458,23 +486,28 @@ struct Select {
     __device__ std::int64_t strips() const { return (length + ahead + kStrip - 1) / kStrip; }
     __device__ std::int64_t position(int strip) const { return static_cast<std::int64_t>(strip) * kStrip - ahead; }
     __device__ bool inside(int strip) const { return position(strip) >= 0 && position(strip) + kStrip <= length; }
+    // Has a strip brought into L2.
+    __device__ void prefetch(int strip, int end, int lane) const {
+      if (strip < end && lane < kStrip / 32)
+        cuda::prefetch_l2(first + static_cast<std::int64_t>(strip) * (kStrip / 4) + lane * 8);
+    }
     // Loads a lane's share of a strip; NaN, which reaches no threshold, where the row has no score.
-    __device__ void load(int strip, int lane, float4 (&v)[4]) const {
+    __device__ void load(int strip, int lane, float4 (&v)[kFours]) const {
       const float4* from = first + static_cast<std::int64_t>(strip) * (kStrip / 4) + lane;
       if (inside(strip)) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) cuda::load_once(v[j], from + j * 32, true, once);
+        for (int j = 0; j < kFours; ++j) cuda::load_once(v[j], from + j * 32, true, once);
       } else {
         auto at = [&](int j, int i) {
           const std::int64_t place = position(strip) + (j * 32 + lane) * 4 + i;
           return place >= 0 && place < length ? __ldcg(reinterpret_cast<const float*>(from + j * 32) + i) : NAN;
         };
 #pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = {at(j, 0), at(j, 1), at(j, 2), at(j, 3)};
+        for (int j = 0; j < kFours; ++j) v[j] = {at(j, 0), at(j, 1), at(j, 2), at(j, 3)};
       }
     }
-    // Few enough samples to be quick, and so many that some 16 of them are among 2048.
-    __device__ int samples() const { return length > (1 << 19) ? kList : length > (1 << 18) ? kList / 2 : kList / 4; }
+    // Few enough samples to be quick, and so many that the list is short.
+    __device__ int samples() const { return length > (1 << 18) ? kList : length > (1 << 16) ? kList / 2 : kList / 4; }
     // Group i of them.
     __device__ float4 sample(int i) const {
       const int skip = ahead == 0 ? 0 : 1, last = static_cast<int>((length + ahead) / 4);
@@ -486,28 +519,31 @@ struct Select {
 
   // How many samples shall reach the threshold so that k of the row do most probably: those counts vary as a Poisson
   // variable does.
-  __device__ static int rank_of(const Groups& row, int k) {
+  template <int kFours>
+  __device__ static int rank_of(const Groups<kFours>& row, int k) {
     const float share =
         static_cast<float>(k) * static_cast<float>(row.samples()) * reciprocal(static_cast<float>(row.length));
-    return static_cast<int>(share + 4.5f * root(share) + 5.f);
+    return static_cast<int>(share + 4.f * root(share) + 5.f);
   }
 
   // What is above the threshold in strips [begin, end), in ascending position. Returns how many are; more than kList:
   // enough was seen. `next`: this warp's first strip, if `loaded`.
-  __device__ int filter(const Groups& row_groups, float threshold, int begin, int end, float4 (&next)[4], bool loaded,
-                        ListEntry* list) {
+  template <int kFours>
+  __device__ int filter(const Groups<kFours>& row_groups, float threshold, int begin, int end, float4 (&next)[kFours],
+                        bool loaded, ListEntry* list) {
     int listed = 0;
-    groups = kGroups;
+    groups = kFours;
 #pragma unroll 1
     for (int first = begin - kWarps; first < end && listed <= kList; first += kWarps) {
       const int strip = first + warp;
-      float now[kEntries];
+      float now[kEntries]{};
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
+      for (int j = 0; j < kFours; ++j)
         now[4 * j] = next[j].x, now[4 * j + 1] = next[j].y, now[4 * j + 2] = next[j].z, now[4 * j + 3] = next[j].w;
       if (strip + kWarps < end && !loaded) row_groups.load(strip + kWarps, lane, next);
       loaded = false;
       if (first < begin) continue;
+      row_groups.prefetch(strip + kRounds<kFours> * kWarps, end, lane);
       const unsigned reach = strip < end ? mask_of([&](int i) { return threshold - now[i]; }) : 0;  // a NaN has no sign
       int from[kGroups];
       const int reached = places(reach, (first - begin) / kWarps & 1, from);
@@ -597,19 +633,21 @@ struct Select {
       });
   }
 
-  // A list that holds the k largest of the row and some more: its length, in s.list. Negative: another CTA has it. Less
-  // than k or more than kList: no such list.
+  // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it. Negative: another
+  // CTA has it. Less than k or more than kList: there is none.
   template <bool Shared>
-  __device__ int list_of(const Groups& row_groups, int k, int part) {
+  __device__ int list_of(const float* scores, std::int64_t n, int k, int part, Cut& cut) {
+    constexpr int kFours = Shared ? 2 : 4;  // all warps have some of a part
+    const Groups<kFours> row_groups(scores, n);
     const int rank = rank_of(row_groups, k), samples = row_groups.samples();
     // A quarter of the list is left for what the guess is off by.
-    if (k > kList / 4 * 3 || rank >= samples || row_groups.strips() > (1 << 30) / kStrip * 2) return part > 0 ? -1 : 0;
-    const int strips = static_cast<int>(row_groups.strips()), parts = Shared ? p.parts : 1;
-    const int begin = static_cast<int>(static_cast<std::int64_t>(strips) * part / parts);
-    const int end = static_cast<int>(static_cast<std::int64_t>(strips) * (part + 1) / parts);
+    if (k > kList / 4 * 3 || rank >= samples || row_groups.strips() > INT32_MAX) return part > 0 ? -1 : 0;
+    const std::int64_t strips = row_groups.strips(), parts = Shared ? p.parts : 1;
+    const int begin = static_cast<int>(strips * part / parts), end = static_cast<int>(strips * (part + 1) / parts);
+    for (int i = 0; i < kRounds<kFours>; ++i) row_groups.prefetch(begin + warp + i * kWarps, end, lane);
     set_groups(samples);
     float x[kEntries];
-    float4 next[4];
+    float4 next[kFours];
     each_group([&](int j) {
       const float4 v = row_groups.sample(j * kThreads + thread);
       x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
@@ -617,16 +655,20 @@ struct Select {
     const bool loaded = Shared && begin + warp < end && row_groups.inside(begin + warp);
     if (loaded) row_groups.load(begin + warp, lane, next);
     each_entry([&](int i) { x[i] = canonical(x[i]); });
-    float code[kEntries], low, width, threshold = INFINITY;
-    int need = rank;
-    if (cut_by_score(x, need, code, low, width))
-      threshold = low + width / (kBins - 1) * (static_cast<float>(s.found.bin) - 0.5f);
-    int n = kList + 1;
-    if (threshold < INFINITY && s.found.bin > 0)
-      n = filter(row_groups, threshold, begin, end, next, loaded,
-                 Shared ? p.lists + (static_cast<std::int64_t>(row) * parts + part) * kList : s.list);
-    if constexpr (Shared) n = hand_over(n, part);
-    return n;
+    cut = cut_of(x);
+    int listed = kList + 1;
+    if (cut.good()) {
+      float code[kEntries];
+      find_bin_of(x, cut, rank, code);
+      const int bin = s.found.bin;
+      const float threshold = cut.edge(bin);
+      if (bin > 0)
+        listed = filter(row_groups, threshold, begin, end, next, loaded,
+                        Shared ? p.lists + (row * parts + part) * kList : s.list);
+      cut.width += cut.low - threshold, cut.low = threshold;
+    }
+    if constexpr (Shared) listed = hand_over(listed, part);
+    return listed;
   }
 
   // Rows: Short: at most a list; Long; Shared by p.parts CTAs.
@@ -638,13 +680,15 @@ struct Select {
     const std::int64_t start = p.starts ? max(p.starts[row], 0) : 0;
     const std::int64_t n = max(min(static_cast<std::int64_t>(p.lengths[row]), p.width - start), std::int64_t{0});
     const int k = static_cast<int>(min(n, static_cast<std::int64_t>(p.k)));
+    const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
     const float* scores = p.scores + row * p.scores_row + start;
     int listed = static_cast<int>(n);
     float x[kEntries];
+    Cut cut{};
     const bool from_list = kKind != RowKind::kShort && n > kList;
     if constexpr (kKind != RowKind::kShort) {
       if (from_list) {
-        listed = list_of<kKind == RowKind::kShared>(Groups(scores, n), k, part);
+        listed = list_of<kKind == RowKind::kShared>(scores, n, k, part, cut);
         if (listed < 0) return;
         if (listed < k || listed > kList) {
           read_row_again<Tile>(p, s, row, scores, n, k);
@@ -658,19 +702,20 @@ struct Select {
     if (!from_list) {
       set_groups(listed);
       take(scores, listed, x);
+      if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
+      if (k < listed) cut = cut_of(x);
     }
     int need = k;
     unsigned above = 0, ties = 0;
-    if (k == listed) above = first_entries(listed), need = 0, __syncthreads();
-    else above = narrow(x, need, ties);
+    if (k == listed) above = first_entries(listed), need = 0;
+    else above = narrow(x, cut, need, ties);
     emit(above, ties, need, 0, [&](int entry) {
       if (!from_list) return int4{entry, entry + 1, entry + 2, entry + 3};
       const auto* from = reinterpret_cast<const int4*>(s.list + entry);
       const int4 a = from[0], b = from[1];
       return int4{a.y, a.w, b.y, b.w};
     });
-    const IdRow ids(p.out, row);
-    for (int i = k + thread; i < p.k; i += kThreads) ids.store(p.out, i, -1);
+    if (k < p.k) store(k, p.k - k, [](int) { return -1; });
   }
 };
 

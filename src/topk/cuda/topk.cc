@@ -91,6 +91,7 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
   p.rows = static_cast<int>(rows);
   p.k = static_cast<int>((args.positions ? args.positions : args.slots).dim(1));
   p.out = ids_of(args.positions, args.slots, args.map, rows);
+  p.ahead = 2 * context.multiprocessors;
   p.parts = parts_of(rows, width, context.multiprocessors);
   if (p.parts > 1) {
     const Layout at = layout(width, context.multiprocessors);
