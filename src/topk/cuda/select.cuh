@@ -107,7 +107,7 @@ __device__ inline unsigned counts_of(unsigned mask) {
 // Apart, because it is rare: its registers shall not count.
 template <class Tile>
 __device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
-                                            std::int64_t n, int k);
+                                            int n, int k);
 
 template <class Tile>
 struct Select {
@@ -398,7 +398,7 @@ struct Select {
 
   // ---- a row, or a block of it, as the list: filled up with -inf, which ranks last, being behind
 
-  __device__ void take(const float* scores, int n, float (&x)[kEntries]) {
+  __device__ unsigned take(const float* scores, int n, float (&x)[kEntries]) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(scores) % 16 == 0;
     const std::uint64_t once = cuda::evict_first_policy();
     float4 v[kGroups];
@@ -419,21 +419,20 @@ struct Select {
           if (first_of(j) + c < n) x[4 * j + c] = __ldcg(scores + first_of(j) + c);
       });
     each_entry([&](int i) { x[i] = canonical(x[i]); });
+    return first_entries(n);
   }
 
   // The row itself, in exact keys.
-  __device__ void read_again(const float* scores, std::int64_t n, int k) {
+  __device__ void read_again(const float* scores, int n, int k) {
     int low = -kInfinity, high = kInfinity, need = k;
-    std::int64_t count = n;
+    int count = n;
     __syncthreads();  // with whatever the CTA did before
     groups = kGroups;
     float x[kEntries];
-    auto left = [&](std::int64_t block) { return static_cast<int>(min(n - block, std::int64_t{kList})); };
     while (low < high && need < count) {
       const int shift = shift_of(low, high);
-      for (std::int64_t block = 0; block < n; block += kList) {
-        take(scores + block, left(block), x);
-        const unsigned mine = first_entries(left(block));
+      for (int block = 0; block < n; block += min(kList, n - block)) {
+        const unsigned mine = take(scores + block, min(kList, n - block), x);
         each_entry([&](int i) {
           const int key = key_of(x[i]);
           if ((mine & bit_of(i)) && key >= low && key <= high)
@@ -447,17 +446,16 @@ struct Select {
       low = static_cast<int>(first);
       high = static_cast<int>(first + min((1u << shift) - 1, span));
     }
-    for (std::int64_t block = 0, stored = 0; block < n && stored < k; block += kList) {
-      take(scores + block, left(block), x);
-      const unsigned mine = first_entries(left(block));
+    for (int block = 0, stored = 0; stored < k; block += kList) {
+      const unsigned mine = take(scores + block, min(kList, n - block), x);
       unsigned above = 0, ties = 0;
       each_entry([&](int i) {
         const int key = key_of(x[i]);
         if (key > high) above |= bit_of(i);
         if (key >= low && key <= high) ties |= bit_of(i);
       });
-      stored += emit(above & mine, ties & mine, need, static_cast<int>(stored), [&](int entry) {
-        const int at = static_cast<int>(block) + entry;
+      stored += emit(above & mine, ties & mine, need, stored, [&](int entry) {
+        const int at = block + entry;
         return int4{at, at + 1, at + 2, at + 3};
       });
       __syncthreads();
@@ -466,63 +464,62 @@ struct Select {
 
   // ---- long rows
 
-  // Whole groups of four scores that lie side by side at a multiple of 16 bytes: group g holds positions
-  // 4 g - ahead .. 4 g - ahead + 3.
   // Strips of a warp that are on their way into L2: 128 KB a CTA.
   template <int kFours>
   static constexpr int kRounds = (128 << 10) / (kWarps * kFours * 512);
 
+  // A row in groups of four scores that lie side by side at a multiple of 16 bytes: group g holds positions
+  // 4 g - ahead .. 4 g - ahead + 3. A warp takes a strip at a time, each lane some fours.
   template <int kFours>
   struct Groups {
     static constexpr int kStrip = 128 * kFours;
     const float4* first;
-    int ahead;
-    std::int64_t length;
+    int ahead, length;
     std::uint64_t once = cuda::evict_first_policy();
-    __device__ Groups(const float* scores, std::int64_t n)
+    __device__ Groups(const float* scores, int n)
         : ahead(static_cast<int>(reinterpret_cast<std::uintptr_t>(scores) / 4 % 4)), length(n) {
       first = reinterpret_cast<const float4*>(scores - ahead);
     }
-    __device__ std::int64_t strips() const { return (length + ahead + kStrip - 1) / kStrip; }
-    __device__ std::int64_t position(int strip) const { return static_cast<std::int64_t>(strip) * kStrip - ahead; }
-    __device__ bool inside(int strip) const { return position(strip) >= 0 && position(strip) + kStrip <= length; }
+    __device__ unsigned strips() const {
+      return ((static_cast<unsigned>(length) + static_cast<unsigned>(ahead)) + kStrip - 1) / kStrip;
+    }
+    __device__ int position(int strip) const { return strip * kStrip - ahead; }
+    __device__ bool inside(int strip) const { return position(strip) >= 0 && length - position(strip) >= kStrip; }
     // Has a strip brought into L2.
     __device__ void prefetch(int strip, int end, int lane) const {
-      if (strip < end && lane < kStrip / 32)
-        cuda::prefetch_l2(first + static_cast<std::int64_t>(strip) * (kStrip / 4) + lane * 8);
+      if (strip < end && lane < kStrip / 32) cuda::prefetch_l2(first + strip * (kStrip / 4) + lane * 8);
     }
     // Loads a lane's share of a strip; NaN, which reaches no threshold, where the row has no score.
     __device__ void load(int strip, int lane, float4 (&v)[kFours]) const {
-      const float4* from = first + static_cast<std::int64_t>(strip) * (kStrip / 4) + lane;
+      const float4* from = first + strip * (kStrip / 4) + lane;
       if (inside(strip)) {
 #pragma unroll
         for (int j = 0; j < kFours; ++j) cuda::load_once(v[j], from + j * 32, true, once);
       } else {
         auto at = [&](int j, int i) {
-          const std::int64_t place = position(strip) + (j * 32 + lane) * 4 + i;
-          return place >= 0 && place < length ? __ldcg(reinterpret_cast<const float*>(from + j * 32) + i) : NAN;
+          const unsigned place = static_cast<unsigned>(position(strip) + (j * 32 + lane) * 4 + i);
+          return place < static_cast<unsigned>(length) ? __ldcg(reinterpret_cast<const float*>(from + j * 32) + i)
+                                                       : NAN;
         };
 #pragma unroll
         for (int j = 0; j < kFours; ++j) v[j] = {at(j, 0), at(j, 1), at(j, 2), at(j, 3)};
       }
     }
-    // Few enough samples to be quick, and so many that the list is short.
-    __device__ int samples() const { return length > (1 << 18) ? kList : length > (1 << 16) ? kList / 2 : kList / 4; }
+    // Few enough samples to be quick, and so many that the list is short: kList >> fewer().
+    __device__ int fewer() const { return length > (1 << 18) ? 0 : length > (1 << 16) ? 1 : 2; }
     // Group i of them.
     __device__ float4 sample(int i) const {
-      const int skip = ahead == 0 ? 0 : 1, last = static_cast<int>((length + ahead) / 4);
-      // A multiple of 1 / kList, rounded down.
-      const unsigned share = static_cast<unsigned>(i) * static_cast<unsigned>(kList * 4 / samples());
+      const unsigned skip = ahead == 0 ? 0 : 1,
+                     last = (static_cast<unsigned>(length) + static_cast<unsigned>(ahead)) / 4;
+      const unsigned share = static_cast<unsigned>(i) << (fewer() + 2);  // of kList
       return __ldcg(first + skip + (static_cast<std::uint64_t>(last - skip) * share >> kListBits));
     }
   };
 
   // How many samples shall reach the threshold so that k of the row do most probably: those counts vary as a Poisson
   // variable does.
-  template <int kFours>
-  __device__ static int rank_of(const Groups<kFours>& row, int k) {
-    const float share =
-        static_cast<float>(k) * static_cast<float>(row.samples()) * reciprocal(static_cast<float>(row.length));
+  __device__ static int rank_of(int samples, int n, int k) {
+    const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
     return static_cast<int>(share + 4.f * root(share) + 5.f);
   }
 
@@ -548,7 +545,7 @@ struct Select {
       int from[kGroups];
       const int reached = places(reach, (first - begin) / kWarps & 1, from);
       if (listed + reached <= kList) {
-        const int position = static_cast<int>(row_groups.position(strip)) + lane * 4;
+        const int position = row_groups.position(strip) + lane * 4;
         each_group([&](int j) {
           ListEntry* to = list + listed + from[j];
           const unsigned four = reach >> (8 * j);
@@ -636,14 +633,15 @@ struct Select {
   // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it. Negative: another
   // CTA has it. Less than k or more than kList: there is none.
   template <bool Shared>
-  __device__ int list_of(const float* scores, std::int64_t n, int k, int part, Cut& cut) {
+  __device__ int list_of(const float* scores, int n, int k, int part, Cut& cut) {
     constexpr int kFours = Shared ? 2 : 4;  // all warps have some of a part
     const Groups<kFours> row_groups(scores, n);
-    const int rank = rank_of(row_groups, k), samples = row_groups.samples();
+    const int samples = kList >> row_groups.fewer(), rank = rank_of(samples, n, k);
     // A quarter of the list is left for what the guess is off by.
-    if (k > kList / 4 * 3 || rank >= samples || row_groups.strips() > INT32_MAX) return part > 0 ? -1 : 0;
-    const std::int64_t strips = row_groups.strips(), parts = Shared ? p.parts : 1;
-    const int begin = static_cast<int>(strips * part / parts), end = static_cast<int>(strips * (part + 1) / parts);
+    if (k > kList / 4 * 3 || rank >= samples) return part > 0 ? -1 : 0;
+    const unsigned strips = row_groups.strips(), parts = Shared ? static_cast<unsigned>(p.parts) : 1;
+    const int begin = static_cast<int>(strips * static_cast<unsigned>(part) / parts);
+    const int end = static_cast<int>(strips * static_cast<unsigned>(part + 1) / parts);
     for (int i = 0; i < kRounds<kFours>; ++i) row_groups.prefetch(begin + warp + i * kWarps, end, lane);
     set_groups(samples);
     float x[kEntries];
@@ -664,7 +662,7 @@ struct Select {
       const float threshold = cut.edge(bin);
       if (bin > 0)
         listed = filter(row_groups, threshold, begin, end, next, loaded,
-                        Shared ? p.lists + (row * parts + part) * kList : s.list);
+                        Shared ? p.lists + (row * p.parts + part) * std::int64_t{kList} : s.list);
       cut.width += cut.low - threshold, cut.low = threshold;
     }
     if constexpr (Shared) listed = hand_over(listed, part);
@@ -677,12 +675,12 @@ struct Select {
     cuda::let_next_start();
     clear();
     cuda::wait_for_kernel();
-    const std::int64_t start = p.starts ? max(p.starts[row], 0) : 0;
-    const std::int64_t n = max(min(static_cast<std::int64_t>(p.lengths[row]), p.width - start), std::int64_t{0});
-    const int k = static_cast<int>(min(n, static_cast<std::int64_t>(p.k)));
+    const int start = p.starts ? max(p.starts[row], 0) : 0;
+    const int n = max(static_cast<int>(min(static_cast<std::int64_t>(p.lengths[row]), p.width - start)), 0);
+    const int k = min(n, p.k);
     const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
     const float* scores = p.scores + row * p.scores_row + start;
-    int listed = static_cast<int>(n);
+    int listed = n;
     float x[kEntries];
     Cut cut{};
     const bool from_list = kKind != RowKind::kShort && n > kList;
@@ -720,8 +718,7 @@ struct Select {
 };
 
 template <class Tile>
-__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, std::int64_t n,
-                               int k) {
+__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, int n, int k) {
   Select<Tile>(p, s, row).read_again(scores, n, k);
 }
 
