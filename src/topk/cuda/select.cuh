@@ -516,6 +516,16 @@ struct Select {
     }
   };
 
+  struct Range {  // of strips
+    int begin, end;
+  };
+  __device__ static Range range_of(unsigned strips, int part, int parts) {
+    const auto before = [&](int i) {
+      return static_cast<int>(strips * static_cast<unsigned>(i) / static_cast<unsigned>(parts));
+    };
+    return {before(part), before(part + 1)};
+  }
+
   // How many samples shall reach the threshold so that k of the row do most probably: those counts vary as a Poisson
   // variable does.
   __device__ static int rank_of(int samples, int n, int k) {
@@ -639,9 +649,7 @@ struct Select {
     const int samples = kList >> row_groups.fewer(), rank = rank_of(samples, n, k);
     // A quarter of the list is left for what the guess is off by.
     if (k > kList / 4 * 3 || rank >= samples) return part > 0 ? -1 : 0;
-    const unsigned strips = row_groups.strips(), parts = Shared ? static_cast<unsigned>(p.parts) : 1;
-    const int begin = static_cast<int>(strips * static_cast<unsigned>(part) / parts);
-    const int end = static_cast<int>(strips * static_cast<unsigned>(part + 1) / parts);
+    const auto [begin, end] = range_of(row_groups.strips(), part, Shared ? p.parts : 1);
     for (int i = 0; i < kRounds<kFours>; ++i) row_groups.prefetch(begin + warp + i * kWarps, end, lane);
     set_groups(samples);
     float x[kEntries];
@@ -673,10 +681,15 @@ struct Select {
   template <RowKind kKind>
   __device__ void run(int part) {
     cuda::let_next_start();
-    clear();
     cuda::wait_for_kernel();
-    const int start = p.starts ? max(p.starts[row], 0) : 0;
-    const int n = max(static_cast<int>(min(static_cast<std::int64_t>(p.lengths[row]), p.width - start)), 0);
+    const int start = p.starts ? max(p.starts[row], 0) : 0, length = p.lengths[row];
+    if constexpr (kKind == RowKind::kShared) {  // meanwhile: the row may be as long as it can be
+      const Groups<2> whole(p.scores + row * p.scores_row, static_cast<int>(min(p.width, std::int64_t{INT32_MAX})));
+      const Range strips = range_of(whole.strips(), part, p.parts);
+      whole.prefetch(strips.begin + warp, strips.end, lane);
+    }
+    clear();
+    const int n = max(static_cast<int>(min(static_cast<std::int64_t>(length), p.width - start)), 0);
     const int k = min(n, p.k);
     const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
     const float* scores = p.scores + row * p.scores_row + start;
