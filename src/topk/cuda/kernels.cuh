@@ -3,6 +3,7 @@
 // src/topk/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in that config's own library.
 #pragma once
 #include <cstddef>
+#include <type_traits>
 
 #include "topk/cuda/id_kernels.cuh"
 #include "topk/cuda/kernels.h"
@@ -10,10 +11,11 @@
 
 namespace sievemla::stage::topk {
 
-// A CTA that has most of a multiprocessor to itself needs its registers; otherwise two work side by side.
+// Two CTAs a multiprocessor; those that share a row are few and have more registers, but leave room for a CTA of
+// decode scores, beside which they wait to start.
 template <class Arch, RowKind kKind>
 SelectKernel select_of() {
-  using Tile = SelectTile<512, kKind == RowKind::kShared ? 1 : 2>;
+  using Tile = std::conditional_t<kKind == RowKind::kShared, SelectTile<512, 1, 768>, SelectTile<512, 2>>;
   using Smem = SelectSmem<Tile>;
   constexpr std::size_t kBytes =
       kKind == RowKind::kShort ? offsetof(Smem, chosen) + sizeof(Smem::chosen) : sizeof(Smem);

@@ -29,10 +29,10 @@ static_assert(kList == 1 << kListBits);
 
 enum class RowKind { kShort, kLong, kShared };  // at most a list long; any; any, by p.parts CTAs
 
-// Threads of a CTA, and CTAs wanted on a multiprocessor.
-template <int Threads, int Ctas>
+// Threads of a CTA, CTAs wanted on a multiprocessor, and threads that the registers of one shall do for.
+template <int Threads, int Ctas, int MostThreads = Threads>
 struct SelectTile {
-  static constexpr int kThreads = Threads, kCtas = Ctas, kWarps = Threads / 32;
+  static constexpr int kThreads = Threads, kCtas = Ctas, kMostThreads = MostThreads, kWarps = Threads / 32;
   static constexpr int kGroups = kList / (4 * Threads);  // of four entries that a thread has, at most
   static constexpr int kBinQuads = kBins / (4 * Threads);
   static_assert(kGroups == 4, "a byte of a mask for each, and of a strip's four");
@@ -735,8 +735,9 @@ __device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row
   Select<Tile>(p, s, row).read_again(scores, n, k);
 }
 
+// Its registers are bounded through the threads it is said to have at most.
 template <class Arch, class Tile, RowKind kKind>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void select_kernel(const __grid_constant__ CudaParams p) {
+__global__ __launch_bounds__(Tile::kMostThreads, Tile::kCtas) void select_kernel(const __grid_constant__ CudaParams p) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int cta = static_cast<int>(blockIdx.x), parts = kKind == RowKind::kShared ? p.parts : 1;
   Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), cta / parts).template run<kKind>(cta % parts);
