@@ -115,7 +115,7 @@ void run() {
 
     std::int64_t rows = 0;
     for (std::int64_t i = (n - 1) * topk; i < n * topk; ++i) rows += selected[static_cast<std::size_t>(i)] >= 0;
-    std::printf("%lld tokens: the last one attends to %lld rows, out[0] = %.4f\n", static_cast<long long>(n),
+    std::printf("%lld tokens: the last one attends to %lld rows, out[0] = %.3g\n", static_cast<long long>(n),
                 static_cast<long long>(rows),
                 static_cast<double>(out[out.size() - static_cast<std::size_t>(glm5.heads * glm5.latent)]));
   }
