@@ -5,9 +5,9 @@
 
     python3 tests/docs/commands.py --program build/cpu/bin/sievemla [--list]
 
-A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who runs it,
-or why nobody here can ("needs a GPU"), is not. Of commands within sentences and tables the options are checked. A block
-that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything failed.
+A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who runs
+it, or why nobody here can ("needs a GPU"), is not. Of commands within sentences and tables the options are checked. A
+block that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything failed.
 """
 import argparse
 import os
@@ -19,7 +19,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMAND = re.compile(r"^\s*(\(cd \S+ && )?(\S+=\S+ )*(sievemla|\./dev|cmake|cpack|pip|python3|docker|build/\S+|bench/\S+)\s")
+PROGRAMS = r"(sievemla|\./dev|cmake|cpack|pip|python3|docker|build/\S+|bench/\S+)"
+COMMAND = re.compile(rf"^\s*(\(cd \S+ && )?(\S+=\S+ )*{PROGRAMS}\s")
 FENCE = re.compile(r"^```\s*(\w*)\s*(?:title=\"([^\"]*)\")?\s*$")
 SENTENCE = re.compile(r"`(sievemla [a-z][^`]*)`")
 
@@ -78,7 +79,7 @@ def main():
                     ran += 1
                     # Doctor's 1 is an answer: it does not run here.
                     if got.returncode not in ({0, 1} if line.startswith("sievemla doctor") else {0}):
-                        failures.append(f"{name}:{number}: {line}: status {got.returncode}: {got.stderr.strip()[-500:]}")
+                        failures.append(f"{name}:{number}: {line}: {got.returncode}: {got.stderr.strip()[-500:]}")
             for text in SENTENCE.findall(page.read_text()):
                 command, *words = text.split()[1:]
                 unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in known.get(command, set())]

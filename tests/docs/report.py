@@ -11,8 +11,8 @@ import xml.etree.ElementTree as xml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FILES = ROOT / "docs/measurements"
-PAIRS = [("attention-h200-warp-groups.json", "peers-h200.json"), ("cpu-xeon-2-cores.json", "cpu-xeon-2-cores.peers.json"),
-         ("cpu-xeon-2-cores.json", None)]
+PAIRS = [("attention-h200-warp-groups.json", "peers-h200.json"),
+         ("cpu-xeon-2-cores.json", "cpu-xeon-2-cores.peers.json"), ("cpu-xeon-2-cores.json", None)]
 
 
 def report(*arguments):
