@@ -86,6 +86,27 @@ std::optional<std::int64_t> number_in(const std::string& part, const std::string
   return n >= 1 && n <= kMost ? std::optional(n) : std::nullopt;
 }
 
+// What a case takes at least: its caches, its queries and outputs, its scores, its slots.
+double least_bytes(const Case& c) {
+  const auto n = [&](const char* field) {
+    const auto found = c.fields.find(field);
+    return found == c.fields.end() ? 0. : static_cast<double>(found->second);
+  };
+  const bool attends = std::string_view(c.family->name).rfind("attend.", 0) == 0;
+  const double queries = std::max({n("b"), n("s"), n("rows")});
+  const double rows = c.fields.contains("ctx") ? n("b") * n("ctx")
+                      : std::string_view(c.family->name) == "attend.decode"
+                          ? n("b") * static_cast<double>(decode_span(c.fields.at("b")))
+                          : n("kv");
+  const auto row_bytes = [](KvFormat format) { return static_cast<double>(info(format).row_bytes(512, kBenchRope)); };
+  const double row = attends ? row_bytes(kv_format_by_name(c.format))
+                             : kIndexKeyBytes + (n("H") > 0 ? row_bytes(KvFormat::fp8_ds_mla) : 0);
+  const double heads = attends ? n("h") : n("H");
+  const bool keeps_scores = std::string_view(c.family->name).rfind("index.", 0) == 0;
+  return rows * row + queries * (heads * 2176 + 4 * (n("topk") + n("k") + n("len"))) +
+         (keeps_scores ? 4 * queries * std::max(n("kv"), n("ctx")) : 0);
+}
+
 // Sizes that no call would take are refused with the name, before anything is allocated for them.
 void check_sizes(const Case& c) {
   const auto field = [&](const char* name) {
@@ -97,6 +118,10 @@ void check_sizes(const Case& c) {
   expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
           attends ? field("h") : field("H"));
   expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  const auto memory = static_cast<double>(host_memory_bytes());
+  expects(memory == 0 || least_bytes(c) <= memory,
+          fmt::format("a case must fit this machine's memory of {:.1f} GiB", memory / 0x1p30), where,
+          fmt::format("at least {:.1f} GiB", least_bytes(c) / 0x1p30));
   const std::int64_t keys = std::string_view(c.family->name) == "attend.decode" ? decode_span(field("b")) : field("kv");
   if (keys < 0) return;
   expects(field("s") <= keys || attends, "a prefill has no more tokens than keys", where, field("s"), " of ", keys);
@@ -289,7 +314,14 @@ class JsonFile {
   bool made_ = false;  // by us, and still empty
 };
 
+// The word behind --json is a file, even if it was meant to be a case.
+void check_json(const std::string& path) {
+  const bool a_case = path.rfind("cpu.", 0) == 0 && path.find('/') == std::string::npos && !path.ends_with(".json");
+  expects(!a_case, "--json takes a file, and this looks like a case", "bench", "'", path, "'");
+}
+
 int run(const Options& options) {
+  check_json(options.json);
   const std::vector<Case> cases = chosen(options);
   if (options.list) {
     for (const Case& c : cases) print("{}\n", c.name);

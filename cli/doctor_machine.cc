@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "cli/doctor.h"
+#include "cli/machine.h"
 #include "model/json.h"
 #include "sievemla/error.h"
 
@@ -238,11 +239,6 @@ std::vector<fs::path> package_folders(const fs::path& python) {
   return folders;
 }
 
-std::int64_t host_memory() {
-  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? std::int64_t{pages} * size : 0;
-}
-
 }  // namespace
 
 Machine look_at_machine() {
@@ -253,7 +249,7 @@ Machine look_at_machine() {
   for (const char* name : {"python3", "python"})
     if (m.python.empty()) m.python = find_executable(name);
   if (!m.python.empty()) find_packages(package_folders(m.python), m);
-  m.host_memory_bytes = host_memory();
+  m.host_memory_bytes = host_memory_bytes();
   return m;
 }
 

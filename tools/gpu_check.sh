@@ -18,7 +18,8 @@ run() {  # CONFIG NAME COMMAND...: in the background, `wait` comes from the call
     start=$SECONDS log="$logs/$config.${name//[^A-Za-z0-9_.-]/_}.log"
     timeout -k 5 "$limit" "$@" >"$log" 2>&1
     status=$?
-    tests=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) tests\?\./\1 tests/p; s/^\[  SKIPPED \] \([0-9]*\) tests\?.*/, \1 skipped/p' "$log" | tr -d '\n')
+    tests=$(sed -nE 's/^\[  PASSED  \] ([0-9]+ tests?)\./\1/p; s/^\[  SKIPPED \] ([0-9]+) test.*/, \1 skipped/p' \
+      "$log" | tr -d '\n')
     [[ $status == 0 ]] && result=passed || { result="FAILED ($status)"; touch "$logs/failed"; }
     printf '%-14s %-58s %s%s in %d s\n' "$config" "$name" "$result" "${tests:+, $tests}" $((SECONDS - start))
   ) &
@@ -36,11 +37,12 @@ suites() {  # CONFIG ENV...: every device test; one that must be its process's f
 }
 
 checks() {  # CONFIG ENV...: the program's own
-  local config=$1 model kv
+  local config=$1 trace model kv ranks
   shift
   run "$config" "verify" env "$@" "$bin/sievemla" verify --backend cuda
-  run "$config" "replay trace-glm5" env "$@" "$bin/sievemla" replay "$golden/trace-glm5/trace.safetensors" --backend cuda
-  run "$config" "replay trace-indexer" env "$@" "$bin/sievemla" replay "$golden/trace-indexer/trace.safetensors" --backend cuda
+  for trace in trace-glm5 trace-indexer; do
+    run "$config" "replay $trace" env "$@" "$bin/sievemla" replay "$golden/$trace/trace.safetensors" --backend cuda
+  done
   for model in "$golden"/*/config.json; do
     model=$(dirname "$model")
     for kv in bf16 fp8_ds_mla; do

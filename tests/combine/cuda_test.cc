@@ -94,7 +94,7 @@ TEST_F(CombineOnCuda, Case23LseBase) {
 }
 
 // Decode context parallel: every lane is on one of N ranks; some ranks of some tokens have nothing, one has nothing at
-// all. The ranks' LSEs are natural logarithms; once they have been f32 in base 2 on the way, as engines hand them round.
+// all. The ranks' LSEs are natural logarithms; once they were f32 in base 2 on the way, as with some engines.
 TEST_F(CombineOnCuda, ShardsOfAttentionMergeToTheWhole) {
   const Backend cuda = backend();
   for (const auto& [format, rope] : kRows)
