@@ -292,6 +292,14 @@ TEST_F(IndexerOnCuda, RefusesWhatItCannotDo) {
   const Backend cuda = backend();
   const ScoreProblem problem(ScoreShape{.lengths = {20}, .format = IndexFormat::bf16, .q_dtype = DType::bf16});
   EXPECT_THROW(run(cuda, problem.args(), problem.width), Unsupported);
+  const ScoreProblem pages(ScoreShape{.lengths = {20}, .page_size = 10});
+  try {
+    run(cuda, pages.args(), pages.width);
+    FAIL() << "pages of 10";
+  } catch (const InvalidArgument& error) {  // names the size, and what sets it
+    EXPECT_NE(std::string(error.what()).find("--block-size"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("pages of 10"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
