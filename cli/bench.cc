@@ -122,6 +122,27 @@ std::optional<std::int64_t> number_in(const std::string& part, const std::string
   return n >= 1 && n <= kMost ? std::optional(n) : std::nullopt;
 }
 
+// What a case takes at least: its caches, its queries and outputs, its scores, its slots.
+double least_bytes(const Case& c) {
+  const auto n = [&](const char* field) {
+    const auto found = c.fields.find(field);
+    return found == c.fields.end() ? 0. : static_cast<double>(found->second);
+  };
+  const bool attends = std::string_view(c.family->name).rfind("attend.", 0) == 0;
+  const double queries = std::max({n("b"), n("s"), n("rows")});
+  const double rows = c.fields.contains("ctx") ? n("b") * n("ctx")
+                      : std::string_view(c.family->name) == "attend.decode"
+                          ? n("b") * static_cast<double>(decode_span(c.fields.at("b")))
+                          : n("kv");
+  const auto row_bytes = [](KvFormat format) { return static_cast<double>(info(format).row_bytes(512, kBenchRope)); };
+  const double row = attends ? row_bytes(kv_format_by_name(c.format))
+                             : kIndexKeyBytes + (n("H") > 0 ? row_bytes(KvFormat::fp8_ds_mla) : 0);
+  const double heads = attends ? n("h") : n("H");
+  const bool keeps_scores = std::string_view(c.family->name).rfind("index.", 0) == 0;
+  return rows * row + queries * (heads * 2176 + 4 * (n("topk") + n("k") + n("len"))) +
+         (keeps_scores ? 4 * queries * std::max(n("kv"), n("ctx")) : 0);
+}
+
 // Sizes that no call would take are refused with the name, before anything is allocated for them.
 void check_sizes(const Case& c) {
   const auto field = [&](const char* name) {
@@ -133,6 +154,10 @@ void check_sizes(const Case& c) {
   expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
           attends ? field("h") : field("H"));
   expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  const auto memory = static_cast<double>(host_memory_bytes());
+  expects(memory == 0 || c.threads == 0 || least_bytes(c) <= memory,
+          fmt::format("a case must fit this machine's memory of {:.1f} GiB", memory / 0x1p30), where,
+          fmt::format("at least {:.1f} GiB", least_bytes(c) / 0x1p30));
   const std::int64_t keys = std::string_view(c.family->name) == "attend.decode" ? decode_span(field("b")) : field("kv");
   if (keys < 0) return;
   expects(field("s") <= keys || attends, "a prefill has no more tokens than keys", where, field("s"), " of ", keys);
@@ -288,6 +313,8 @@ void share_peaks(std::vector<Row>& rows) {
     if (row.peak > 0) row.peak = best[{*row.job.isa, row.c.threads}];
 }
 
+std::string rate_text(double x) { return fmt::format("{:.{}f}", x, x < 10 ? 2 : x < 1000 ? 1 : 0); }
+
 double rounded(double x, int digits) {  // to significant digits: a timing has no more
   return x == 0 || !std::isfinite(x) ? x : std::stod(fmt::format("{:.{}g}", x, digits));
 }
@@ -391,7 +418,19 @@ class JsonFile {
   bool made_ = false;  // by us, and still empty
 };
 
+// The word behind --json is a file, even if it was meant to be a case.
+void check_json(const std::string& path) {
+  const bool a_case = std::any_of(families().begin(), families().end(),
+                                  [&](const Family& family) {
+                                    return path.starts_with(std::string(family.name) + ".") ||
+                                           path.starts_with(std::string("cpu.") + family.name);
+                                  }) &&
+                      path.find('/') == std::string::npos && !path.ends_with(".json");
+  expects(!a_case, "--json takes a file, and this looks like a case", "bench", "'", path, "'");
+}
+
 int run(const Options& options) {
+  check_json(options.json);
   const std::vector<Case> cases = chosen(options);
   if (options.list) {
     for (const Case& c : cases) print("{}\n", c.name);
@@ -422,12 +461,10 @@ int run(const Options& options) {
   for (const Row& row : rows) {
     const Timing& t = row.timing;
     if (row.right())
-      table.row({row.c.name, time_text(t.us), time_text(t.us_min),
-                 row.job.flops > 0 ? fmt::format("{:.1f}", row.gflops()) : "-",
+      table.row({row.c.name, time_text(t.us), time_text(t.us_min), row.job.flops > 0 ? rate_text(row.gflops()) : "-",
                  row.peak > 0 ? fmt::format("{:.0f}", row.peak) : "-",
                  row.peak > 0 ? fmt::format("{:.0f} %", row.gflops() / row.peak * 100) : "-",
-                 fmt::format("{:.2f}", row.job.bytes / t.us_min * 1e-3), error_text(row.error),
-                 std::to_string(t.runs)});
+                 rate_text(row.job.bytes / t.us_min * 1e-3), error_text(row.error), std::to_string(t.runs)});
     else table.row({row.c.name, "WRONG", "-", "-", "-", "-", "-", error_text(row.error), "0"});
   }
   print(table.text());
