@@ -10,6 +10,7 @@ peers=()
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
 "$program" bench --backend cuda --json "$folder/ours.json" || status=1
 "$program" verify --backend cuda --json >"$folder/verify.json" || status=1
-python3 report.py "$folder/ours.json" "${peers[@]}" --verify "$folder/verify.json" --out "$folder/report.html" || status=1
+python3 report.py "$folder/ours.json" "${peers[@]}" --verify "$folder/verify.json" \
+  --out "$folder/report.html" || status=1
 python3 compare.py "$folder/ours.json" "${peers[@]}" --allow-missing || true  # a missed target is no wrong result
 exit "$status"

@@ -50,17 +50,21 @@ TEST_F(OnCuda, Case03EmptyRowAmongFull) {
   for (const auto& [format, rope] : kRows)
     for (const bool by_length : {false, true})
       for (const bool sinks : {false, true}) {
-        Problem all{.heads = 20, .format = format, .rope = rope, .pages = 8, .sinks = sinks}, alone = all;
+        Problem all{.heads = 20, .format = format, .rope = rope, .pages = 8, .sinks = sinks}, full = all;
         all.list({range(0, 300), by_length ? range(0, 300) : std::vector<std::int64_t>(300, -1), range(100, 300)});
         if (by_length) all.topk_length = {300, 0, 300};
         expect_solved(all, cuda);  // the empty row: +0 and -inf
-        const Result three = all.run(cuda, invariant);
-        alone.list({range(0, 300), range(100, 300)});
-        const Result two = alone.run(cuda, invariant);
-        for (std::int64_t h = 0; h < all.heads; ++h) {
-          EXPECT_TRUE(same_bits(three.row(h, 512), two.row(h, 512)));
-          EXPECT_TRUE(same_bits(three.row(2 * all.heads + h, 512), two.row(all.heads + h, 512)));
-        }
+        const Result result = all.run(cuda, invariant);
+        const auto same_row = [&](const Result& other, std::int64_t token) {
+          for (std::int64_t h = token * all.heads; h < (token + 1) * all.heads; ++h) {
+            EXPECT_TRUE(same_bits(result.row(h, 512), other.row(h, 512)));
+            EXPECT_EQ(result.lse[Problem::at(h)], other.lse[Problem::at(h)]);
+          }
+        };
+        same_row(full.list({range(0, 300)}).run(cuda, invariant), 0);
+        full.list({range(0, 300), range(0, 300), range(100, 300)});
+        same_row(full.run(cuda, invariant), 0);
+        same_row(full.run(cuda, invariant), 2);
       }
 }
 
@@ -145,10 +149,11 @@ TEST_F(OnCuda, Case10PageSizesAndStrides) {
     }
 }
 
-// One row selected: the output is the row. All codes come out exactly (the two NaN codes as whatever they are read as),
-// and so do scales that are no powers of two, once rounded to bf16.
+// One row selected: the output is the row. All codes but the two NaNs come out exactly, and scales that are no powers of
+// two to the precision of bf16.
 TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
   const Backend cuda = backend();
+  const auto code_at = [](int i) { return static_cast<std::byte>((i & 0x7F) == 0x7F ? 0 : i); };
   for (const KvFormat format : {KvFormat::fp8_ds_mla, KvFormat::fp8_nope})
     for (const std::int64_t heads : {8, 16, 32, 64}) {
       Problem p{.heads = heads, .format = format, .rope = format == KvFormat::fp8_nope ? 0 : 64, .pages = 1};
@@ -158,16 +163,15 @@ TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
       for (std::int64_t t = 0; t < 2; ++t) {
         cache.fill(p, 3 + t);
         std::byte* const row = cache.bytes.data() + (3 + t) * info(format).row_bytes(512, p.rope);
-        for (int i = 0; i < 512; ++i) row[i] = t == 1 ? std::byte{0x38} : static_cast<std::byte>(i);  // 0x38 = 1
+        for (int i = 0; i < 512; ++i) row[i] = t == 1 ? std::byte{0x38} : code_at(i);  // 0x38 = 1
         std::memcpy(row + 512, scales[t], 16);
       }
       const Result result = p.run(cuda, cache);
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::size_t d = 0; d < 512; ++d) {
-          const auto code = static_cast<std::uint8_t>(d);
-          const float got = result.row(h, 512)[d];
-          ASSERT_TRUE((code & 0x7F) == 0x7F || got == kv::from_e4m3(code)) << "code " << d << ": " << got;
-          ASSERT_EQ(result.row(heads + h, 512)[d], base::to_f32(base::to_bf16(scales[1][d / 128]))) << "column " << d;
+          const float scale = scales[1][d / 128];
+          ASSERT_EQ(result.row(h, 512)[d], kv::from_e4m3(std::to_integer<std::uint8_t>(code_at(static_cast<int>(d)))));
+          ASSERT_NEAR(result.row(heads + h, 512)[d], scale, scale * 0x1p-8f) << "column " << d;
         }
     }
 }
