@@ -57,7 +57,7 @@ Job attend(const Setting& s, AttentionArgs args, std::int64_t pairs, std::int64_
   args.scale = kScale;
   args.out = s.inputs->poisoned(DType::bf16, {tokens, heads, kLatent});
   const AttentionBounds bounds{tokens, heads, lanes, kLatent, kRope};
-  const auto scratch = std::make_shared<Scratch>(attention_workspace_bytes(s.backend, bounds));
+  const auto scratch = std::make_shared<Scratch>(s.backend, attention_workspace_bytes(s.backend, bounds));
   Job job;
   job.flops = 2.0 * as_double(heads * pairs) * (2 * kLatent + kRope);
   job.bytes = as_double(pairs * info(args.kv.format).row_bytes(kLatent, kRope));
@@ -76,7 +76,7 @@ Job attend(const Setting& s, AttentionArgs args, std::int64_t pairs, std::int64_
     }
     std::vector<float> want(static_cast<std::size_t>(some * heads * kLatent));
     few.out = tensor(want.data(), {some, heads, kLatent});
-    const Scratch room(attention_workspace_bytes(reference, {some, heads, bounds.lanes, kLatent, kRope}));
+    const Scratch room(reference, attention_workspace_bytes(reference, {some, heads, bounds.lanes, kLatent, kRope}));
     attention(reference, few, room.workspace());
     return base::relative_error(floats(narrow(args.out, 0, some)), want);
   };
@@ -178,7 +178,7 @@ std::vector<float> scores_of(const Backend& backend, const Scoring& scoring, std
   IndexScoreArgs args = first_rows(scoring, count);
   std::vector<float> logits(static_cast<std::size_t>(count * scoring.width));
   args.logits = tensor(logits.data(), {count, scoring.width});
-  const Scratch scratch(index_scores_workspace_bytes(backend, {count, args.q.dim(1), scoring.width}));
+  const Scratch scratch(backend, index_scores_workspace_bytes(backend, {count, args.q.dim(1), scoring.width}));
   index_scores(backend, args, scratch.workspace());
   return logits;
 }
@@ -189,8 +189,8 @@ double score_flops(const Setting& s, const Scoring& scoring) {
 
 Job score_job(const Setting& s, Scoring scoring, double bytes_a_pair) {
   scoring.args.logits = s.inputs->poisoned(DType::f32, {scoring.rows, scoring.width});
-  const auto scratch =
-      std::make_shared<Scratch>(index_scores_workspace_bytes(s.backend, {scoring.rows, s["h"], scoring.width}));
+  const auto scratch = std::make_shared<Scratch>(
+      s.backend, index_scores_workspace_bytes(s.backend, {scoring.rows, s["h"], scoring.width}));
   Job job;
   job.flops = score_flops(s, scoring);
   job.bytes = bytes_a_pair * as_double(scoring.pairs);
@@ -220,7 +220,7 @@ double ids_error(const TensorView& got, const TensorView& scores, const TensorVi
   args.scores = scores;
   args.lengths = lengths;
   args.positions = tensor(want.data(), {rows, k});
-  const Scratch scratch(topk_workspace_bytes(reference, {rows, scores.dim(1), k}));
+  const Scratch scratch(reference, topk_workspace_bytes(reference, {rows, scores.dim(1), k}));
   topk(reference, args, scratch.workspace());
   return std::equal(want.begin(), want.end(), base::at<std::int32_t>(got, 0)) ? 0
                                                                               : std::numeric_limits<double>::infinity();
@@ -233,7 +233,7 @@ Job topk_rows(const Setting& s) {
   args.scores = s.inputs->normal(DType::f32, {rows, width}, 1.f);
   args.lengths = s.inputs->ints(lengths, {rows});
   args.positions = s.inputs->poisoned(DType::i32, {rows, k});
-  const auto scratch = std::make_shared<Scratch>(topk_workspace_bytes(s.backend, {rows, width, k}));
+  const auto scratch = std::make_shared<Scratch>(s.backend, topk_workspace_bytes(s.backend, {rows, width, k}));
   Job job;
   job.bytes = 4.0 * as_double(rows * width);
   job.call = [args, scratch, inputs = s.inputs, backend = s.backend] { topk(backend, args, scratch->workspace()); };
@@ -252,7 +252,7 @@ Job select_job(const Setting& s, const Scoring& scoring, std::int64_t k, double 
   args.map.block_table = scoring.args.paged.block_table;
   args.map.page_size = kPage;
   const auto scratch =
-      std::make_shared<Scratch>(select_workspace_bytes(s.backend, {scoring.rows, s["h"], scoring.width, k}));
+      std::make_shared<Scratch>(s.backend, select_workspace_bytes(s.backend, {scoring.rows, s["h"], scoring.width, k}));
   Job job;
   job.flops = score_flops(s, scoring);
   job.bytes = bytes_a_pair * as_double(scoring.pairs);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <vector>
 
+#include "cli/inputs.h"
+
 namespace sievemla::cli {
 
 Timing median_us(const std::function<void()>& call, const Effort& effort) {
@@ -36,10 +38,9 @@ double tolerance(const Backend& backend) {
   return 0;
 }
 
-Scratch::Scratch(std::int64_t bytes)
-    : bytes_(bytes), memory_(new std::byte[static_cast<std::size_t>(bytes + kWorkspaceAlign)]), data_(memory_.get()) {
-  std::size_t room = static_cast<std::size_t>(bytes + kWorkspaceAlign);
-  std::align(static_cast<std::size_t>(kWorkspaceAlign), static_cast<std::size_t>(bytes), data_, room);
+Scratch::Scratch(const Backend& backend, std::int64_t bytes) : memory_(cuda::Memory::on(backend.device(), bytes)) {
+  cuda::copy(backend.device(), memory_.data(), std::vector(static_cast<std::size_t>(bytes), kPoison).data(), bytes);
+  workspace_init(backend, workspace());
 }
 
 }  // namespace sievemla::cli

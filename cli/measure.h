@@ -3,11 +3,10 @@
 // cli/measure.h -- how commands time a call, how far a backend may be off, and the scratch memory it gets.
 #pragma once
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 
+#include "cuda/memory.h"
 #include "sievemla/backend.h"
 
 namespace sievemla::cli {
@@ -35,16 +34,14 @@ double tolerance(const Backend& backend, const Kernel& kernel) {
   return std::max(tolerance(backend), kernel.error);
 }
 
-// A workspace of its own, aligned as the library asks.
+// A workspace of its own, full of poison, then initialised.
 class Scratch {
  public:
-  explicit Scratch(std::int64_t bytes);
-  Workspace workspace() const { return {data_, bytes_}; }
+  Scratch(const Backend& backend, std::int64_t bytes);
+  Workspace workspace() const { return {memory_.data(), memory_.bytes()}; }
 
  private:
-  std::int64_t bytes_;
-  std::unique_ptr<std::byte[]> memory_;
-  void* data_;
+  cuda::Memory memory_;
 };
 
 }  // namespace sievemla::cli

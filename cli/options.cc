@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "cuda/device.h"
 #include "sievemla/error.h"
 
 namespace sievemla::cli {
@@ -65,8 +66,10 @@ CLI::Option* add_backend(CLI::App& command, std::string& backend, const std::str
 }
 
 std::vector<Backend> backends_named(const std::string& name, CpuOptions options) {
-  if (name == "all") return {Backend::reference(), Backend::cpu(options)};
-  return {Backend::by_name(name, options)};
+  if (name != "all") return {Backend::by_name(name, options)};
+  std::vector<Backend> backends = {Backend::reference(), Backend::cpu(options)};
+  if (cuda::any_device()) backends.push_back(Backend::cuda());
+  return backends;
 }
 
 }  // namespace sievemla::cli

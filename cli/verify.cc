@@ -75,10 +75,10 @@ double error(const Snapshot& got, const Snapshot& want, Output::Kind kind) {
 
 template <class Kernel, class Args, class Bounds>
 void run(const Kernel& kernel, const Backend& backend, const Case<Args, Bounds>& c) {
-  const Scratch scratch(kernel.workspace_bytes ? kernel.workspace_bytes(backend, c.bounds) : 0);
-  poison(tensor(static_cast<std::uint8_t*>(scratch.workspace().data), {scratch.workspace().bytes}));
+  const Scratch scratch(backend, kernel.workspace_bytes ? kernel.workspace_bytes(backend, c.bounds) : 0);
   for (const Output& output : c.outputs) poison(output.view);
   kernel.run(c.args, {backend, scratch.workspace(), {}});
+  cuda::wait(backend.device());
 }
 
 // ---- shapes that several functions share ------------------------------------------------------------
@@ -374,7 +374,7 @@ void dense_rows(Inputs& in, Attention& c, const Row& row, std::int64_t requests)
   c.args.kv = in.kv_cache(row.format, row.latent, row.rope, requests * blocks.table.dim(1), size,
                           slots_of(blocks.table, lengths, size));
   c.args.rows = blocks;
-  c.bounds.lanes = longest;
+  c.bounds.lanes = blocks.table.dim(1) * size;
   c.text = fmt::format("dense, {} requests of up to {}, pages of {}", requests, longest, size);
 }
 
@@ -451,6 +451,9 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
     const base::Kernel<Args, Bounds>& kernel;
     const Backend& backend;
   };
+  Device device;  // whose kernels reach the tensors, beside the host
+  for (const Backend& backend : options.backends)
+    if (backend.kind() == BackendKind::cuda) device = backend.device();
   std::vector<Candidate> candidates;
   std::vector<Verdict> verdicts;
   for (const auto& kernel : kernels)
@@ -463,7 +466,7 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
 
   for (int i = 0; i < options.cases; ++i) {
     const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(i);
-    Inputs inputs(seed);
+    Inputs inputs(seed, device);
     Case<Args, Bounds> c;
     draw(inputs, seed, c);
     run(*reference, Backend::reference(), c);
@@ -543,6 +546,7 @@ std::string to_text(const VerifyOptions& options, const std::vector<Verdict>& ve
 int run(const Options& given) {
   VerifyOptions options;
   options.backends = backends_named(given.backend, cpu_options(given.threads));
+  for (const Backend& backend : options.backends) backend.prepare();
   options.seed = static_cast<std::uint64_t>(given.seed);
   options.trace_dir = given.trace_dir;
   std::error_code error;  // so that a path that cannot be asked about does not throw
@@ -581,7 +585,7 @@ std::vector<Verdict> verify_all(const VerifyOptions& options) {
 Action add_verify(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("verify", "Self-test: every kernel that runs here against the reference");
-  add_backend(*command, options->backend, "Whose kernels: cpu, or all");
+  add_backend(*command, options->backend, "Whose kernels: cpu, cuda, cuda:N, or all");
   add_integer(*command, "--seed", options->seed, 0, std::numeric_limits<std::int32_t>::max(),
               "Seed of the first case; the next cases count on from it");
   add_threads(*command, options->threads);
