@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import MLAAttentionImpl
 
 import sievemla
 
-from . import contract, versions
+from . import versions
 from .indexer import adopt
 from .metadata import StepMetadata
 from .report import report
@@ -55,7 +55,6 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         config = get_current_vllm_config()
         if config.parallel_config.enable_dbo:
             raise ValueError("sievemla: dual-batch overlap shares one workspace between two batches: drop --enable-dbo")
-        contract.canonical_kv_dtype()
         buffer = self.topk_indices()
         self.workspace = workspace_of(buffer.device)
         self.workspace.claim(

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionBackend
 
+from . import contract
 from .serves import HEAD_SIZES, KV_CACHE_DTYPES, PAGE, canonical, refusals
+
 
 def _library_problem() -> str | None:
     try:
@@ -106,3 +108,7 @@ class SieveMlaIndexBackend(SieveMlaBackend):
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
         return num_blocks, block_size, head_size
+
+
+# vLLM asks for this module when it builds its first sparse MLA layer, just before it settles that layer's cache dtype.
+contract.canonical_kv_dtype()
