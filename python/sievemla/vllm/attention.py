@@ -13,11 +13,13 @@ from vllm.v1.attention.backend import MLAAttentionImpl
 
 import sievemla
 
-from . import versions
+from . import shared_layers, versions
 from .indexer import adopt
 from .metadata import StepMetadata
 from .report import report
 from .workspace import Bounds, workspace_of
+
+_written: set[int] = set()  # the selections that a layer of this process writes
 
 
 class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
@@ -56,6 +58,11 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         if config.parallel_config.enable_dbo:
             raise ValueError("sievemla: dual-batch overlap shares one workspace between two batches: drop --enable-dbo")
         buffer = self.topk_indices()
+        if indexer is not None:
+            _written.add(buffer.data_ptr())
+        elif buffer.data_ptr() not in _written:
+            stages = config.parallel_config.pipeline_parallel_size
+            raise ValueError(shared_layers.refusal(config.model_config.hf_text_config, stages))
         self.workspace = workspace_of(buffer.device)
         self.workspace.claim(
             Bounds(

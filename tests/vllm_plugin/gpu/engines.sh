@@ -18,7 +18,12 @@ engine ours-graphs -- plain --backend CUSTOM --graphs FULL_AND_PIECEWISE
 engine ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain --backend CUSTOM
 engine shadow SIEVEMLA_VLLM=off -- plain --backend CUSTOM --mqa
 engine shadow8 SIEVEMLA_VLLM=off -- plain --backend CUSTOM --kv fp8 --mqa
+engine flashmla-shared -- shared $flashmla --tokens 24
+engine ours-shared -- shared --backend CUSTOM --tokens 24
+engine ours-shared-draft1 -- shared --backend CUSTOM --tokens 24 --mtp 1
+engine ours-shared-draft3 -- shared --backend CUSTOM --tokens 24 --mtp 3
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours8 ours8-by-fp8"
   "ours ours-chunked" "ours ours-forced" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
-  "unforced flashattn")
+  "unforced flashattn"
+  "ours-shared flashmla-shared" "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")

@@ -8,7 +8,10 @@ mkdir -p "$out"; work=$(mktemp -d)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_DEEP_GEMM_WARMUP=skip OMP_NUM_THREADS=1
 tiny=$here/tiny.py
-PYTHONPATH=$tree python3 "$tiny" make "$work/plain" > "$out/make.log" 2>&1 || { tail -5 "$out/make.log"; exit 1; }
+PYTHONPATH=$tree python3 "$tiny" make "$work/plain" > "$out/make.log" 2>&1 &
+PYTHONPATH=$tree python3 "$tiny" make "$work/shared" --shared --mtp >> "$out/make.log" 2>&1 &
+wait
+[[ -f $work/plain/model.safetensors && -f $work/shared/model.safetensors ]] || { tail -5 "$out/make.log"; exit 1; }
 
 engine() {  # NAME [ENV=VALUE...] -- MODEL ARGS...
   local name=$1 settings=() path=$tree
