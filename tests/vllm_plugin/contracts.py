@@ -23,7 +23,9 @@ RELIED_ON = {
         "_canonicalize_sparse_mla_kv_cache_dtype", "MLAAttention.__init__", "MLAAttention.forward",
         "MLAAttention.forward_impl", "MLAAttention.get_kv_cache_spec", "unified_mla_kv_cache_update",
     ],
-    "model_executor/layers/mla.py": ["MultiHeadLatentAttentionWrapper.__init__", "MultiHeadLatentAttentionWrapper.forward"],
+    "model_executor/layers/mla.py": [
+        "MultiHeadLatentAttentionWrapper.__init__", "MultiHeadLatentAttentionWrapper.forward",
+    ],
     "model_executor/layers/sparse_attn_indexer.py": ["SparseAttnIndexer.__init__"],
     "model_executor/models/deepseek_v2.py": ["DeepseekV32IndexerCache", "Indexer.__init__", "Indexer.forward"],
     "platforms/cpu.py": ["CpuPlatform.get_attn_backend_cls", "CpuPlatform.check_and_update_config"],

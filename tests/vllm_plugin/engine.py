@@ -21,7 +21,8 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        skip_tokenizer_init=True, max_num_seqs=8, disable_log_stats=True, seed=0, **{"enforce_eager": True, **job["llm"]}
+        skip_tokenizer_init=True, max_num_seqs=8, disable_log_stats=True, seed=0,
+        **{"enforce_eager": True, **job["llm"]},
     )
     layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
     backends = sorted({type(layer).__name__ + ": " + layer.get_attn_backend().__name__

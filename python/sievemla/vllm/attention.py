@@ -81,7 +81,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             report(self, config)
 
     def topk_indices(self) -> torch.Tensor:
-        """[rows, topk] i32, positions within the request. Looked up at each call: a draft model's is exchanged later."""
+        """[rows, topk] i32, positions in the request. Looked up at each call: a draft model's is exchanged later."""
         buffer = self._topk if self.indexer is None else self.indexer.topk_indices_buffer
         assert buffer is not None
         return buffer

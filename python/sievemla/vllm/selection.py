@@ -57,6 +57,7 @@ def install() -> None:
         def get_attn_backend_cls(cls: Any, selected_backend: Any, attn_selector_config: Any, **rest: Any) -> str:
             return choose(original.__get__(None, cls), cls, selected_backend, attn_selector_config, rest)
 
-        return classmethod(get_attn_backend_cls)
+        bound: Any = classmethod
+        return bound(get_attn_backend_cls)
 
     contract.replace(platform, "get_attn_backend_cls", replacement)

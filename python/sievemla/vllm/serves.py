@@ -39,7 +39,8 @@ def refusals(
         said.append(f"model dtype {str(dtype).removeprefix('torch.')} is not served: set --dtype {wanted}")
     if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
         said.append(
-            f"KV cache dtype {kv_cache_dtype} is not served: set --kv-cache-dtype to one of {', '.join(KV_CACHE_DTYPES)}"
+            f"KV cache dtype {kv_cache_dtype} is not served: set --kv-cache-dtype to one of "
+            f"{', '.join(KV_CACHE_DTYPES)}"
         )
     if block_size is not None and block_size % PAGE:
         said.append(f"block size {block_size} is not a multiple of {PAGE}: set --block-size {PAGE}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from . import settings
 
@@ -16,12 +17,13 @@ class Contract:
 
     version: str
     build: str  # "cuda" or "cpu"
-    latent_scale: str = "arbitrary"  # the scale rule of that vLLM's own writer of fp8_ds_mla rows
+    # The scale rule of that vLLM's own writer of fp8_ds_mla rows.
+    latent_scale: Literal["arbitrary", "power_of_two"] = "arbitrary"
 
 
 TABLE = (
     Contract("0.26.0", "cuda"),
-    Contract("0.32.0", "cpu", latent_scale="power_of_two"),
+    Contract("0.32.0", "cpu"),
 )
 
 

@@ -57,7 +57,8 @@ class Workspace:
             sievemla.workspace_init(self.scratch, backend=self.backend)
 
     def bytes(self) -> int:
-        return self.slots.numel() * 4 + (0 if self.scratch is None else self.scratch.numel())
+        scratch = 0 if self.scratch is None else self.scratch.numel()
+        return int(4 * self.slots.numel() + scratch)
 
 
 _of_device: dict[torch.device, Workspace] = {}

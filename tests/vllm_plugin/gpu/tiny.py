@@ -40,7 +40,8 @@ def names_of_layer(config: dict, layer: int, indexer: bool) -> dict:
         "self_attn.q_b_proj.weight": (heads * (nope + rope), q),
         "self_attn.kv_a_proj_with_mqa.weight": (latent + rope, hidden), "self_attn.kv_a_layernorm.weight": (latent,),
         "self_attn.kv_b_proj.weight": (heads * (nope + v), latent), "self_attn.o_proj.weight": (hidden, heads * v),
-        "mlp.gate_proj.weight": (c["intermediate_size"], hidden), "mlp.up_proj.weight": (c["intermediate_size"], hidden),
+        "mlp.gate_proj.weight": (c["intermediate_size"], hidden),
+        "mlp.up_proj.weight": (c["intermediate_size"], hidden),
         "mlp.down_proj.weight": (hidden, c["intermediate_size"]),
     }
     if indexer:
@@ -104,7 +105,8 @@ def run(a) -> None:
         arguments["attention_config"] = {"sparse_mla_force_mqa": True}
     llm = LLM(**arguments)
     layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-    used = sorted({layer.get_attn_backend().__name__ for layer in layers.values() if hasattr(layer, "get_attn_backend")})
+    served = [layer for layer in layers.values() if hasattr(layer, "get_attn_backend")]
+    used = sorted({layer.get_attn_backend().__name__ for layer in served})
     source = random.Random(0)
     prompts = [[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
     params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=1,
