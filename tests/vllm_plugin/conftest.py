@@ -60,6 +60,31 @@ class Engines:
             save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
         return str(directory)
 
+    def with_draft_layer(self, name: str) -> str:
+        """The checkpoint with a draft layer (MTP) behind it: its last layer once more, and a random projection."""
+        directory = self.directory / f"{name}-draft"
+        if not directory.exists():
+            import torch
+            from safetensors.torch import load_file, save_file
+
+            directory.mkdir()
+            config = json.loads((GOLDEN / name / "config.json").read_text())
+            layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+            (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+            weights = load_file(GOLDEN / name / "model.safetensors")
+            last, draft = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+            weights |= {key.replace(last, draft): value.clone() for key, value in weights.items() if last in key}
+            projection = 0.2 * torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(1))
+            weights |= {
+                f"{draft}eh_proj.weight": projection.bfloat16(),
+                f"{draft}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
+                f"{draft}shared_head.head.weight": weights["lm_head.weight"].clone(),
+            }
+            weights |= {f"{draft}{norm}.weight": torch.ones(hidden, dtype=torch.bfloat16)
+                        for norm in ("enorm", "hnorm", "shared_head.norm")}
+            save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        return str(directory)
+
     def __call__(self, name: str, llm: dict, runs: list[dict], **env: str) -> dict:
         done = run_engine(self.directory, name, llm, runs, **env)
         assert done.returncode == 0, done.stdout[-6000:]

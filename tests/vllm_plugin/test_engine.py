@@ -114,6 +114,20 @@ def test_fp8_index_keys_equal_the_reference_with_fp8_index_keys(engines):
     same(made["runs"][0], [reference(name, prompt, TOKENS, "--index-format", "fp8") for prompt in prompts(name)])
 
 
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_draft_tokens_change_nothing(engines, fresh, drafts):
+    """Each step verifies rows of one request that see different lengths."""
+    name = "glm5-tiny"
+    made = engines(
+        f"draft{drafts}",
+        {"model": engines.with_draft_layer(name), "enable_prefix_caching": False,
+         "speculative_config": {"method": "mtp", "num_speculative_tokens": drafts}},
+        [{"prompts": prompts(name), "tokens": TOKENS, "cached": True}], **EXACT,
+    )
+    assert made["backends"] == OURS and "method='mtp'" in made["log"]
+    same(made["runs"][0], [{**one, "prompt_logprobs": []} for one in fresh[name]["runs"][0]])
+
+
 def test_the_log_says_what_runs(fresh):
     log = fresh["glm5-tiny"]["log"]
     for said in ("sievemla 0.1.0", "vLLM 0.32.0 (cpu)", "index keys f32", "indexer rope interleaved",
