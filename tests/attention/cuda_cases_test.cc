@@ -149,8 +149,8 @@ TEST_F(OnCuda, Case10PageSizesAndStrides) {
     }
 }
 
-// One row selected: the output is the row. All codes but the two NaNs come out exactly, and scales that are no powers of
-// two to the precision of bf16.
+// One row selected: the output is the row. All codes but the two NaNs come out exactly, and scales that are no powers
+// of two to the precision of bf16.
 TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
   const Backend cuda = backend();
   const auto code_at = [](int i) { return static_cast<std::byte>((i & 0x7F) == 0x7F ? 0 : i); };
