@@ -12,6 +12,7 @@ struct Sm90 : Sm80 {
   static constexpr int kSmemSmBytes = 228 * 1024;
   static constexpr bool kFp8Mma = false;  // compilers make f16 MMAs of them here
   static constexpr bool kWarpgroupMma = true;
+  static constexpr int kCluster = 8;  // what every GPU that has clusters takes
 
   using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 3>, AttentionTile<16, 1, 32, 3, 2>,
                              AttentionTile<32, 1, 32, 3, 2>, WarpGroupTile>;
