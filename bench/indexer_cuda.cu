@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cuda_bench.cuh"
-#include "indexer/cuda/scores.cuh"
+#include "indexer/cuda/hopper.cuh"
 #include "kv/e4m3.h"
 
 namespace {
@@ -32,12 +32,13 @@ struct F16 {
 struct HeldVariant {
   const char* name;
   const void* kernel;
-  int threads, keys, smem;
+  int threads, keys, smem, rows;  // rows of up to 32 heads; of more heads, half as many if `by_columns`
+  const void* wide = nullptr;  // beyond 32 heads, with half the rows
 };
 template <class Arch, class Tile>
 HeldVariant held(const char* name) {
   return {name, reinterpret_cast<const void*>(&held_kernel<Arch, Tile>), Tile::kThreads, Tile::kKeys,
-          static_cast<int>(sizeof(HeldSmem<Tile>))};
+          static_cast<int>(sizeof(HeldSmem<Tile>)), kHeldRows};
 }
 struct PassVariant {
   const char* name;
@@ -49,35 +50,34 @@ PassVariant pass(const char* name) {
   return {name, reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas};
 }
 template <class Tile>
-HeldVariant held_group(const char* name) {
-  return {name, reinterpret_cast<const void*>(&held_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kKeys,
-          static_cast<int>(sizeof(HeldGroupSmem<Tile>))};
-}
-template <class Tile>
-PassVariant pass_group(const char* name) {
-  return {name, reinterpret_cast<const void*>(&pass_group_kernel<Fp8, Tile>), Tile::kThreads, Tile::kCtas};
+HeldVariant rows(const char* name) {
+  return {name, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<32, 4>>), Tile::kThreads, Tile::kKeys,
+          static_cast<int>(sizeof(RowsSmem<Tile, Columns<32, 4>>)), Tile::kRows,
+          reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
 }
 const HeldVariant kHeld[] = {
-    held_group<HeldGroupTile<4, 2, 1, 4>>("wgmma 4 x 2 x 1"), held_group<HeldGroupTile<2, 2, 2, 4>>("wgmma 2 x 2 x 2"),
-    held_group<HeldGroupTile<3, 4, 1, 4>>("wgmma 3 x 4 x 1"), held_group<HeldGroupTile<1, 4, 3, 4>>("wgmma 1 x 4 x 3"),
+    rows<RowsTile<12, 3, 1, 32, 1>>("rows 12 3 1 32 1"), rows<RowsTile<6, 2, 1, 16, 2>>("rows 6 2 1 16 2"),
+    rows<RowsTile<12, 4, 1, 32, 1>>("rows 12 4 1 32 1"), rows<RowsTile<12, 2, 2, 32, 1>>("rows 12 2 2 32 1"),
+    rows<RowsTile<6, 1, 2, 16, 2>>("rows 6 1 2 16 2"),
     held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),           held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
 const PassVariant kPass[] = {
-    pass_group<PassGroupTile<1, 2, 3>>("wgmma 1 x 2 x 3"), pass_group<PassGroupTile<1, 1, 4>>("wgmma 1 x 1 x 4"),
-    pass_group<PassGroupTile<2, 1, 2>>("wgmma 2 x 1 x 2"), pass_group<PassGroupTile<1, 4, 2>>("wgmma 1 x 4 x 2"),
     pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"),           pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
-const char* const kMath[] = {"wgmma", "fp8", "f16"};
+const char* const kMath[] = {"rows", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int multiprocessors = 132;
+const char* only = "";  // part of the names of the variants to time
 
 void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
   int blocks = (p.width + v.keys - 1) / v.keys;
+  const bool wide = v.wide && p.heads > 32;
+  const int rows = wide ? v.rows / 2 : v.rows;
   void* args[] = {&p, &blocks};
-  GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(blocks * ((p.rows + kHeldRows - 1) / kHeldRows))),
+  GOOD(cudaLaunchKernel(wide ? v.wide : v.kernel, dim3(static_cast<unsigned>(blocks * ((p.rows + rows - 1) / rows))),
                         dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(v.smem), s));
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
   void* args[] = {&p, &fold};
-  const int smem = of_math(v.name, 0) ? pass_group_smem_bytes(p.heads, fold) : pass_smem_bytes(p.heads, fold);
+  const int smem = pass_smem_bytes(p.heads, fold);
   GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(v.ctas * multiprocessors)),
                         dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
 }
@@ -367,6 +367,7 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
   p.lengths = d_lengths, p.rows_per_source = rows, p.rows = rows, p.heads = heads, p.logits_row = keys, p.width = keys;
   p.logits = make<float>(static_cast<std::size_t>(rows) * keys);
   for (const auto& v : kHeld) {
+    if (!std::strstr(v.name, only)) continue;
     if (!of_math(v.name, 0) && (heads == 64 || keys > 65536)) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); });
     std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s\n", heads, rows, keys, v.name, us,
@@ -409,6 +410,7 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
   p.width = longest;
   p.logits = make<float>(static_cast<std::size_t>(rows) * longest);
   for (const auto& v : kPass) {
+    if (!std::strstr(v.name, only)) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); });
     std::printf("index.decode.fp8.h%d.%s %s: %.1f us, %.2f TB/s\n", heads, name, v.name, us, bytes / us * 1e-6);
   }
@@ -441,9 +443,13 @@ int bench() {
 
 int main(int argc, char** argv) {
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0);
-  for (const auto& v : kHeld) GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
+  for (const auto& v : kHeld) {
+    GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
+    if (v.wide) GOOD(cudaFuncSetAttribute(v.wide, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
+  }
   for (const auto& v : kPass)
     GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 64 * 132));
   const std::string what = argc > 1 ? argv[1] : "test";
+  if (argc > 2) only = argv[2];
   return what == "bench" ? bench() : test();
 }
