@@ -32,8 +32,8 @@ struct F16 {
 struct HeldVariant {
   const char* name;
   const void* kernel;
-  int threads, keys, smem, rows;  // rows of up to 32 heads; of more heads, half as many if `by_columns`
-  const void* wide = nullptr;  // beyond 32 heads, with half the rows
+  int threads, keys, smem, rows;
+  const void* wide = nullptr;  // beyond 32 heads; such kernels share the work among the multiprocessors themselves
 };
 template <class Arch, class Tile>
 HeldVariant held(const char* name) {
@@ -42,25 +42,41 @@ HeldVariant held(const char* name) {
 }
 struct PassVariant {
   const char* name;
-  const void* kernel;
+  const void* kernel[4];  // one row or several, up to 32 heads or more
   int threads, ctas;
+  int smem[4];  // 0: pass_smem_bytes
 };
 template <class Arch, class Tile>
 PassVariant pass(const char* name) {
-  return {name, reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas};
+  const auto* k = reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>);
+  return {name, {k, k, k, k}, Tile::kThreads, Tile::kCtas, {}};
+}
+template <class Tile>
+PassVariant ring(const char* name) {
+  static_assert(sizeof(RingSmem<Tile, Columns<64, 2>, 4>) <= 227 * 1024);
+  return {name,
+          {reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<32, 1>, 1>),
+           reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<64, 1>, 1>),
+           reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<32, 4>, 2>),
+           reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<64, 2>, 4>)},
+          Tile::kThreads,
+          1,
+          {sizeof(RingSmem<Tile, Columns<32, 1>, 1>), sizeof(RingSmem<Tile, Columns<64, 1>, 1>),
+           sizeof(RingSmem<Tile, Columns<32, 4>, 2>), sizeof(RingSmem<Tile, Columns<64, 2>, 4>)}};
 }
 template <class Tile>
 HeldVariant rows(const char* name) {
-  return {name, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<32, 4>>), Tile::kThreads, Tile::kKeys,
-          static_cast<int>(sizeof(RowsSmem<Tile, Columns<32, 4>>)), Tile::kRows,
-          reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
+  static_assert(sizeof(RowsSmem<Tile, Columns<32, 4>>) <= 227 * 1024);
+  return {name, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<32, 4>>), Tile::kThreads, 0,
+          static_cast<int>(sizeof(RowsSmem<Tile, Columns<32, 4>>)),
+          0, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
 }
 const HeldVariant kHeld[] = {
-    rows<RowsTile<12, 3, 1, 32, 1>>("rows 12 3 1 32 1"), rows<RowsTile<6, 2, 1, 16, 2>>("rows 6 2 1 16 2"),
-    rows<RowsTile<12, 4, 1, 32, 1>>("rows 12 4 1 32 1"), rows<RowsTile<12, 2, 2, 32, 1>>("rows 12 2 2 32 1"),
-    rows<RowsTile<6, 1, 2, 16, 2>>("rows 6 1 2 16 2"),
+    rows<RowsTile<9, 4>>("rows 9 4"), rows<RowsTile<10, 3>>("rows 10 3"),
     held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),           held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
 const PassVariant kPass[] = {
+    ring<RingTile<2, 16>>("rows ring 2 x 16"),
+    ring<RingTile<2, 8>>("rows ring 2 x 8"),
     pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"),           pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
 const char* const kMath[] = {"rows", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
@@ -68,17 +84,16 @@ int multiprocessors = 132;
 const char* only = "";  // part of the names of the variants to time
 
 void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
-  int blocks = (p.width + v.keys - 1) / v.keys;
-  const bool wide = v.wide && p.heads > 32;
-  const int rows = wide ? v.rows / 2 : v.rows;
+  int blocks = v.wide ? 0 : (p.width + v.keys - 1) / v.keys;
+  const int ctas = v.wide ? multiprocessors : blocks * ((p.rows + v.rows - 1) / v.rows);
   void* args[] = {&p, &blocks};
-  GOOD(cudaLaunchKernel(wide ? v.wide : v.kernel, dim3(static_cast<unsigned>(blocks * ((p.rows + rows - 1) / rows))),
+  GOOD(cudaLaunchKernel(v.wide && p.heads > 32 ? v.wide : v.kernel, dim3(static_cast<unsigned>(ctas)),
                         dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(v.smem), s));
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
   void* args[] = {&p, &fold};
-  const int smem = pass_smem_bytes(p.heads, fold);
-  GOOD(cudaLaunchKernel(v.kernel, dim3(static_cast<unsigned>(v.ctas * multiprocessors)),
+  const int which = (p.heads > 32) + 2 * (fold > 1), smem = v.smem[which] ? v.smem[which] : pass_smem_bytes(p.heads, fold);
+  GOOD(cudaLaunchKernel(v.kernel[which], dim3(static_cast<unsigned>(v.ctas * multiprocessors)),
                         dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
 }
 
@@ -448,7 +463,9 @@ int main(int argc, char** argv) {
     if (v.wide) GOOD(cudaFuncSetAttribute(v.wide, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
   }
   for (const auto& v : kPass)
-    GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 64 * 132));
+    for (int i = 0; i < 4; ++i)
+      GOOD(cudaFuncSetAttribute(v.kernel[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                v.smem[i] ? v.smem[i] : pass_smem_bytes(64, 8)));
   const std::string what = argc > 1 ? argv[1] : "test";
   if (argc > 2) only = argv[2];
   return what == "bench" ? bench() : test();

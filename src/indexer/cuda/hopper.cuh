@@ -20,6 +20,7 @@
 namespace sievemla::stage::indexer {
 
 inline constexpr int kProductKeys = 64;
+__device__ inline int tiles_of_keys(int keys) { return (keys + kProductKeys - 1) / kProductKeys; }
 
 // d[64 x 2 N] (+)= a[64 x 32] b[2 N x 32]^T, e4m3, for d[N]: a in registers, b in shared memory.
 __device__ inline void wgmma_e4m3(float (&d)[16], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
@@ -68,6 +69,27 @@ __device__ inline void wgmma_e4m3(float (&d)[64], std::uint32_t a0, std::uint32_
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
 }
 
+// The same with a in shared memory.
+__device__ inline void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, add, 1, 1;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(add));
+}
+
 // ---- heads in shared memory -------------------------------------------------------------------------
 
 // The columns of a product: `Rows` rows of up to `Heads` heads.
@@ -78,14 +100,14 @@ struct Columns {
   static_assert((Heads == 32 || Heads == 64) && (Rows == 1 || kColumns == 128));
 
   // 8 n + 2 c + e: of lane c.
-  __device__ static int column_of(int row, int head) {
+  __device__ static unsigned column_of(unsigned row, unsigned head) {
     if constexpr (Rows == 1) return head;
-    const int pair = head % 8 / 2, e = head % 2, eight = head / 8;
+    const unsigned pair = head % 8 / 2, e = head % 2, eight = head / 8;
     return (kSums * eight + pair / kLanes) * 8 + (kLanes * row + pair % kLanes) * 2 + e;
   }
   // Where its weight goes: a lane reads those of two n at once.
-  __device__ static int weight_place(int column) {
-    const int n = column / 8;
+  __device__ static unsigned weight_place(unsigned column) {
+    const unsigned n = column / 8;
     return (n / 2 * 4 + column % 8 / 2) * 4 + n % 2 * 2 + column % 2;
   }
 };
@@ -96,71 +118,56 @@ struct HeadBlock {
   alignas(1024) unsigned char heads[Columns::kColumns * kDim];
 };
 
-// Puts rows first .. end - 1 into `blocks` blocks, zeros where there are none; by `Threads` threads.
-template <int Threads, class Columns>
+// Where half h of piece i of 16 bytes goes.
+__device__ inline unsigned step_place(unsigned i, unsigned h) { return (i / 4 * 2 + h) * 2 + i % 4 / 2; }
+
+// Puts rows first .. end - 1 into `blocks` blocks, zeros where there are none; by `Threads` threads. Words 2 h and 2 h + 1
+// of piece i go to step 2 (i / 4) + h: as keys in registers have them, or side by side as keys in shared memory.
+template <bool InRegisters, int Threads, class Columns>
 __device__ inline void place_heads(const CudaScoreParams& p, int first, int end, int blocks, HeadBlock<Columns>* block,
                                    float (*weights)[Columns::kColumns], int thread) {
-  constexpr int kHeads = Columns::kHeads, kRows = Columns::kRows;
-#pragma unroll 4
-  for (int i = thread; i < blocks * Columns::kColumns * 8; i += Threads) {
-    const int piece = i % 8, head = i / 8 % kHeads, row = i / 8 / kHeads;
+  constexpr unsigned kHeads = Columns::kHeads, kRows = Columns::kRows;
+  const unsigned columns = static_cast<unsigned>(blocks) * Columns::kColumns;
+#pragma unroll 2
+  for (unsigned i = static_cast<unsigned>(thread); i < columns * 8; i += Threads) {
+    const unsigned piece = i % 8, head = i / 8 % kHeads, at = i / 8 / kHeads;
+    const int row = first + static_cast<int>(at);
     uint4 x{0u, 0u, 0u, 0u};
-    if (head < p.heads && first + row < end)
-      x = __ldg(reinterpret_cast<const uint4*>(p.q + (first + row) * p.q_row + head * p.q_head + piece * 16));
-    const int column = Columns::column_of(row % kRows, head);
-    unsigned char* const to = block[row / kRows].heads + column * kDim + piece % 4 * 4;
-    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    if (static_cast<int>(head) < p.heads && row < end)
+      x = __ldg(reinterpret_cast<const uint4*>(p.q + row * p.q_row + head * p.q_head + piece * 16));
+    const unsigned column = Columns::column_of(at % kRows, head);
+    unsigned char* const to = block[at / kRows].heads + column * kDim;
+    if constexpr (InRegisters) {
+      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      *reinterpret_cast<std::uint32_t*>(to + ((piece / 4 * 4 + k) ^ column % 8) * 16) = words[k];
+      for (unsigned k = 0; k < 4; ++k)
+        *reinterpret_cast<std::uint32_t*>(to + ((piece / 4 * 4 + k) ^ column % 8) * 16 + piece % 4 * 4) = words[k];
+    } else {
+#pragma unroll
+      for (unsigned h = 0; h < 2; ++h)
+        *reinterpret_cast<uint2*>(to + (step_place(piece, h) ^ column % 8) * 16 + piece % 2 * 8) =
+            h == 0 ? uint2{x.x, x.y} : uint2{x.z, x.w};
+    }
   }
-  for (int i = thread; i < blocks * Columns::kColumns; i += Threads) {
-    const int head = i % kHeads, row = i / kHeads;
-    const bool real = head < p.heads && first + row < end;
-    weights[row / kRows][Columns::weight_place(Columns::column_of(row % kRows, head))] =
-        real ? __ldg(p.weights + (first + row) * p.weights_row + head) : 0.f;
+#pragma unroll 1
+  for (unsigned i = static_cast<unsigned>(thread); i < columns; i += Threads) {
+    const unsigned head = i % kHeads, at = i / kHeads;
+    const int row = first + static_cast<int>(at);
+    weights[at / kRows][Columns::weight_place(Columns::column_of(at % kRows, head))] =
+        static_cast<int>(head) < p.heads && row < end ? __ldg(p.weights + row * p.weights_row + head) : 0.f;
   }
   cuda::fence_async();
 }
-template <class Columns>
-__device__ inline std::uint64_t block_matrix(const HeadBlock<Columns>& block) {
-  return cuda::matrix(cuda::shared_address(block.heads), 16, 1024);
-}
-
 // ---- keys of a warp: 16 of the warp group's 64 ------------------------------------------------------
 
+// In registers.
 struct ProductKeys {
   std::uint32_t low[8], high[8];  // keys g and g + 8; words 2 s and 2 s + 1 are its part of step s
   float scale[2];                 // of these keys, halved: 2 relu(x) = x + |x|
   bool missing;                   // their page lies nowhere
 
-  // Keys first .. first + 15 of a source; those from `end` on need not exist. What is missing is read as some other.
-  __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    const int g = lane / 4, c = lane % 4;
-    const unsigned char *key, *key8;
-    const float *s, *s8;
-    missing = false;
-    if (p.table) {  // a page is a multiple of 16 keys
-      const int page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
-      const int inside = first - page * p.page_size;
-      int physical = -1;
-      if (source >= 0 && source < p.requests && first < end && page < p.table_pages)
-        physical = __ldg(p.table + source * p.table_row + page);
-      if (physical < 0 || physical >= p.pages) missing = true, physical = 0;
-      const unsigned char* base = p.keys + physical * p.page_bytes;
-      key = base + (inside + g) * kDim, key8 = key + 8 * kDim;
-      s = reinterpret_cast<const float*>(base + static_cast<std::int64_t>(p.page_size) * kDim) + inside + g, s8 = s + 8;
-    } else {
-      const std::int64_t at = min(max(std::int64_t{source} + first + g, std::int64_t{0}), p.n - 1);
-      const std::int64_t at8 = min(max(std::int64_t{source} + first + g + 8, std::int64_t{0}), p.n - 1);
-      key = p.keys + at * p.page_bytes, key8 = p.keys + at8 * p.page_bytes;
-      s = p.scales + at, s8 = p.scales + at8;
-    }
-    set(low, key, c), set(high, key8, c);
-    scale[0] = 0.5f * __ldg(s), scale[1] = 0.5f * __ldg(s8);
-  }
   __device__ static void set(std::uint32_t (&w)[8], const unsigned char* key, int c) {
-    const uint4 x = __ldg(reinterpret_cast<const uint4*>(key) + c), y = __ldg(reinterpret_cast<const uint4*>(key) + c + 4);
+    const uint4 x = reinterpret_cast<const uint4*>(key)[c], y = reinterpret_cast<const uint4*>(key)[c + 4];
     w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w, w[4] = y.x, w[5] = y.y, w[6] = y.z, w[7] = y.w;
   }
 };
@@ -190,7 +197,7 @@ struct Mine {
 // store(0 or 8 keys on, score).
 template <class Columns, class Store>
 __device__ inline void sum_heads(const float (&d)[Columns::kColumns / 2], const float* weights,
-                                 const ProductKeys& keys, int lane, Store&& store) {
+                                 const float (&scale)[2], int lane, Store&& store) {
   constexpr int kSums = Columns::kSums, kLanes = Columns::kLanes;
   float sum[kSums][2] = {};
 #pragma unroll
@@ -213,154 +220,382 @@ __device__ inline void sum_heads(const float (&d)[Columns::kColumns / 2], const 
   if constexpr (kSums == 4)
     low = (low + sum[2][0]) + (sum[1][0] + sum[3][0]), high = (high + sum[2][1]) + (sum[1][1] + sum[3][1]);
   if constexpr (kLanes == 1) {
-    store(0, keys.scale[0] * low), store(8, keys.scale[1] * high);
+    store(0, scale[0] * low), store(8, scale[1] * high);
     return;
   }
   const bool second = lane & kLanes / 2;
   float score = (second ? high : low) + __shfl_xor_sync(~0u, second ? low : high, kLanes / 2);
   if constexpr (kLanes == 4) score += __shfl_xor_sync(~0u, score, 1);
-  store(0, (second ? keys.scale[1] : keys.scale[0]) * score);
+  store(0, (second ? scale[1] : scale[0]) * score);
 }
 
 // ---- many rows: warp groups hold the heads of rows, keys pass by ------------------------------------
 
-// Groups: warp groups of a CTA. Products: of a warp group in flight. Tiles: of keys.
-template <int Blocks, int Groups, int Products, int Tiles, int Ctas>
+// Groups: warp groups of a CTA.
+template <int Blocks, int Groups>
 struct RowsTile {
-  static constexpr int kBlocks = Blocks, kGroups = Groups, kProducts = Products, kThreads = 128 * Groups, kCtas = Ctas;
-  static constexpr int kRows = 4 * Blocks, kKeys = Tiles * kProductKeys;  // of a CTA; half the rows beyond 32 heads
-  static_assert(Blocks % Products == 0 && kRows <= 64);
+  static constexpr int kBlocks = Blocks, kGroups = Groups, kThreads = 128 * Groups;
 };
+inline constexpr int kMostUnits = 512;  // of rows, in a launch
 
 template <class Tile, class Columns>
 struct RowsSmem {
+  static constexpr int kRows = Tile::kBlocks * Columns::kRows;
   HeadBlock<Columns> block[Tile::kBlocks];
+  alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: this tile and the next
   float weights[Tile::kBlocks][Columns::kColumns];
-  int length[4 * Tile::kGroups][Tile::kRows];  // of the rows of a source, 0 of others; a copy for each warp
+  int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
+  int longest[kMostUnits];               // of a unit's rows
 };
 
 template <class Tile, class Columns>
 struct Rows {
   static constexpr int kBlockRows = Columns::kRows, kRows = Tile::kBlocks * kBlockRows;
+  static_assert(kRows <= 64);
+  static constexpr int kMine = 16, kNowhere = INT32_MAX / 2;  // keys of a warp
   const CudaScoreParams& p;
   RowsSmem<Tile, Columns>& s;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, group = warp / 4;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int group = __shfl_sync(~0u, warp / 4, 0);  // known to be the same in a warp
   const int my_key = Mine<Columns>::key(lane), my_row = Mine<Columns>::row(lane);
 
   // Turns: a warp group starts its products after the one before it has started its own, so that sums of one go beside
   // products of another.
-  __device__ void wait_turn() const {
-    if constexpr (Tile::kGroups > 1) cuda::barrier_sync(1 + group, 256);
-  }
-  __device__ void pass_turn() const {
-    if constexpr (Tile::kGroups > 1)
-      asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1) % Tile::kGroups) : "memory");
-  }
+  __device__ void wait_turn() const { cuda::barrier_sync(1 + group, 256); }
+  __device__ void pass_turn() const { cuda::barrier_arrive(1 + (group + 1) % Tile::kGroups, 256); }
 
-  __device__ void finish(const float (&d)[64], const ProductKeys& keys, int block, int limit, float* to) const {
-    const int length = s.length[warp][block * kBlockRows + my_row];
-    sum_heads<Columns>(d, s.weights[block], keys, lane, [&](int on, float score) {
-      if (limit + on < length) to[on] = score;
-    });
-  }
-
-  __device__ void run(int first_row, int first_key) const {
-    const int end = min(first_row + kRows, p.rows), end_key = min(first_key + Tile::kKeys, p.width);
-    int length[2], source[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = first_row + lane + 32 * i;
-      const bool real = lane + 32 * i < kRows && row < end;
-      length[i] = real ? length_of(p, row) : 0, source[i] = real ? source_of(p, row) : 0;
-    }
-    std::uint64_t todo = rows_where(length[0] > first_key, length[1] > first_key);
-    if (todo) {
-      place_heads<Tile::kThreads>(p, first_row, end, Tile::kBlocks, s.block, s.weights, thread);
-      __syncthreads();
-      if (group == Tile::kGroups - 1) pass_turn();
-      // Rows that share a source go together: mostly all. A row of no length may name any.
+  // Tiles [begin, end) of keys, for rows [first_row, end_row).
+  __device__ void run(int first_row, int end_row, int begin, int end) const {
+    __syncthreads();
+    place_heads<false, Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
+    __syncthreads();
+    // Rows that share a source go together: mostly all. A row of no length may name any.
+    std::uint64_t done = 0;
 #pragma unroll 1
-      while (todo) {
-        const int at = __ffsll(static_cast<long long>(todo)) - 1;
-        const int chosen = __shfl_sync(~0u, at < 32 ? source[0] : source[1], at % 32);
-        int longest = 0;
-        bool mine[2];
-        __syncwarp();
+    while (true) {
+      int length[2], source[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          mine[i] = length[i] > first_key && source[i] == chosen;
-          if (mine[i]) longest = max(longest, length[i]);
-          if (lane + 32 * i < Tile::kRows) s.length[warp][lane + 32 * i] = mine[i] ? length[i] : 0;
-        }
-        __syncwarp();
-        const std::uint64_t rows = rows_where(mine[0], mine[1]);
-        todo &= ~rows;
-        pass(chosen, rows, first_row, first_key, end_key, __reduce_max_sync(~0u, longest));
+      for (int i = 0; i < 2; ++i) {
+        const int at = lane + 32 * i, row = first_row + at;
+        const bool real = row < end_row && !(done >> at & 1);
+        length[i] = real ? length_of(p, row) : 0, source[i] = real ? source_of(p, row) : 0;
       }
-      if (group == 0) wait_turn();
+      const std::uint64_t todo = rows_where(length[0] > begin * kProductKeys, length[1] > begin * kProductKeys);
+      if (!todo) break;
+      const int at = __ffsll(static_cast<long long>(todo)) - 1;
+      const int chosen = __shfl_sync(~0u, at < 32 ? source[0] : source[1], at % 32);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (source[i] != chosen || length[i] <= begin * kProductKeys) length[i] = 0;
+        if (lane + 32 * i < kRows) s.length[warp][lane + 32 * i] = length[i];
+      }
+      __syncwarp();
+      const std::uint64_t mine = rows_where(length[0] > 0, length[1] > 0);
+      done |= mine;
+      const int longest = __reduce_max_sync(~0u, max(length[0], length[1]));
+      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest)) * kProductKeys, longest);
     }
-    if (p.fill)
-      for (int r = warp; first_row + r < end; r += 4 * Tile::kGroups) {
-        const int from = __shfl_sync(~0u, r < 32 ? length[0] : length[1], r % 32);
-        fill_row(p, first_row + r, max(from, first_key), end_key, lane, 32);
-      }
   }
   __device__ static std::uint64_t rows_where(bool low, bool high) {
     return __ballot_sync(~0u, low) | static_cast<std::uint64_t>(__ballot_sync(~0u, high)) << 32;
   }
 
-  // Keys first_key .. end_key - 1, those below `longest`, of rows `mine`.
-  __device__ void pass(int source, std::uint64_t mine, int first_row, int first_key, int end_key, int longest) const {
-    constexpr std::uint64_t kOfProducts = (std::uint64_t{1} << Tile::kProducts * kBlockRows) - 1;
+  // Starts the copy of a warp's 16 keys; those from `end` on need not exist. What is not there is not copied.
+  struct Arriving {
+    float scale[2];  // of keys lane / 4 and + 8, halved: 2 relu(x) = x + |x|
+    int first;       // key; beyond all where the page lies nowhere
+  };
+  __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
+    Arriving arriving{{0.f, 0.f}, first};
+    const unsigned char* from = p.keys;
+    const float* scale = p.scales;
+    std::int64_t step = p.page_bytes;
+    unsigned there = kMine;
+    if (p.table) {  // a page is a multiple of 16 keys
+      const int page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
+      const int inside = first - page * p.page_size;
+      int physical = -1;
+      if (source >= 0 && source < p.requests && first < end && page < p.table_pages)
+        physical = __ldg(p.table + source * p.table_row + page);
+      if (physical < 0 || physical >= p.pages) arriving.first = kNowhere, physical = 0;
+      from += physical * p.page_bytes;
+      scale = reinterpret_cast<const float*>(from + static_cast<std::int64_t>(p.page_size) * kDim) + inside;
+      from += static_cast<std::int64_t>(inside) * kDim, step = kDim;
+    } else {
+      const std::int64_t at = std::int64_t{source} + first;
+      there = at < 0 ? 0 : static_cast<unsigned>(min(max(p.n - at, std::int64_t{0}), std::int64_t{kMine}));
+      from += at * step, scale += at;
+    }
+    const unsigned row = lane / 8, piece = lane % 8, g = lane / 4;
+    const std::uint32_t to = cuda::shared_address(keys) + (static_cast<unsigned>(warp % 4 * kMine) + row) * kDim + piece % 2 * 8;
+    from += row * step + piece * 16;
+#pragma unroll
+    for (unsigned i = 0; i < kMine; i += 4, from += 4 * step)
+      if (row + i < there)
+#pragma unroll
+        for (unsigned h = 0; h < 2; ++h)
+          cuda::cp_async_8(to + i * kDim + (step_place(piece, h) ^ (row + i) % 8) * 16, from + h * 8);
+    if (g < there) arriving.scale[0] = 0.5f * __ldg(scale + g);
+    if (g + 8 < there) arriving.scale[1] = 0.5f * __ldg(scale + g + 8);
+    cuda::cp_async_commit();
+    return arriving;
+  }
+
+  // Keys first_key .. end - 1 of a source, for rows `mine`.
+  __device__ void pass(int source, std::uint64_t mine, int first_row, int first_key, int end, int longest) const {
     constexpr int kStep = Tile::kGroups * kProductKeys;
-    const int end = min(longest, end_key);
-    const std::uint64_t b = block_matrix(s.block[0]);
+    const int begin = (__ffsll(static_cast<long long>(mine)) - 1) / kBlockRows;  // blocks of these rows
+    const int last = (63 - __clzll(static_cast<long long>(mine))) / kBlockRows + 1;
+    const std::uint64_t heads = cuda::matrix(cuda::shared_address(s.block[0].heads), 16, 1024);
+    const std::uint64_t keys = cuda::matrix(cuda::shared_address(s.keys[group][0]), 16, 1024);
     const std::int64_t row_step = kBlockRows * p.logits_row;
-    int first = first_key + warp * 16;
-    float* out = p.logits + (first_row + my_row) * p.logits_row + first + my_key;
-    ProductKeys keys, next;
-    next.load(p, source, first, longest, lane);
+    int first = first_key + warp * kMine;
+    float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
+    Arriving next = fetch(source, first, longest, s.keys[group][0]);
+    int odd = 0;
+    if (group == Tile::kGroups - 1) pass_turn();
 #pragma unroll 1
-    for (int at = first_key; at < end; at += kStep, first += kStep, out += kStep) {  // as often in every warp group
-      keys = next;
-      next.load(p, source, first + kStep, longest, lane);
-      if (keys.missing) lose(mine, first_row, first);
-      const int limit = keys.missing ? INT32_MAX / 2 : first + my_key;
+    for (int at = first_key; at < end; at += kStep, first += kStep, out += kStep, odd ^= 1) {  // alike in all groups
+      const Arriving here = next;
+      cuda::cp_async_wait<0>();
+      cuda::fence_async();
+      cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
+      next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
+      if (here.first == kNowhere) lose(first_row, first);
+      const int mine_first = here.first + my_key;
+      const std::uint64_t a = keys + static_cast<std::uint64_t>(odd * (sizeof(s.keys[0][0]) >> 4));
+      std::uint64_t b = heads + static_cast<std::uint64_t>(begin * (sizeof(s.block[0]) >> 4));
+      const float* weights = s.weights[begin];
+      const int* length = s.length[warp] + begin * kBlockRows + my_row;
       float* to = out;
 #pragma unroll 1
-      for (int block = 0; block < Tile::kBlocks; block += Tile::kProducts, to += Tile::kProducts * row_step) {
-        if (!(mine >> block * kBlockRows & kOfProducts)) continue;
-        float d[Tile::kProducts][64];
+      for (int block = begin; block < last; ++block) {
+        float d[64];
         wait_turn();
+        cuda::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < Tile::kProducts; ++i)
-          start_product(d[i], keys, b + static_cast<std::uint64_t>((block + i) * (sizeof(s.block[0]) >> 4)));
+        for (int step = 0; step < 4; ++step)
+          wgmma_e4m3(d, a + static_cast<std::uint64_t>(2 * step), b + static_cast<std::uint64_t>(2 * step), step > 0);
+        cuda::wgmma_commit();
         pass_turn();
-        if constexpr (Tile::kProducts == 2) {
-          cuda::wgmma_wait<1>();
-          finish(d[0], keys, block, limit, to);
-        }
+        const int visible = *length - mine_first;
         cuda::wgmma_wait<0>();
-        finish(d[Tile::kProducts - 1], keys, block + Tile::kProducts - 1, limit, to + (Tile::kProducts - 1) * row_step);
+        sum_heads<Columns>(d, weights, here.scale, lane, [&](int on, float score) {
+          if (on < visible) to[on] = score;
+        });
+        b += sizeof(s.block[0]) >> 4, weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
+    cuda::cp_async_wait<0>();
+    if (group == 0) wait_turn();
   }
   // Keys first .. first + 15 are nowhere.
-  __device__ void lose(std::uint64_t mine, int first_row, int first) const {
+  __device__ void lose(int first_row, int first) const {
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r)
-      if ((mine >> r & 1) && lane < 16 && first + lane < s.length[warp][r])
+      if (lane < 16 && first + lane < s.length[warp][r])
         p.logits[(first_row + r) * p.logits_row + first + lane] = -INFINITY;
   }
 };
 
+// Rows [first_row, first_row + kMostUnits * kRows).
 template <class Arch, class Tile, class Columns>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void rows_kernel(const __grid_constant__ CudaScoreParams p,
-                                                                           int key_blocks) {
+__global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_constant__ CudaScoreParams p,
+                                                                 int first_row) {
+  constexpr int kRows = Rows<Tile, Columns>::kRows;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<RowsSmem<Tile, Columns>*>(smem);
-  const int block = static_cast<int>(blockIdx.x), rows = block / key_blocks, keys = block % key_blocks;
-  Rows<Tile, Columns>{p, s}.run(rows * Rows<Tile, Columns>::kRows, keys * Tile::kKeys);
+  const Rows<Tile, Columns> rows{p, s};
+  const int thread = rows.thread, end_row = min(p.rows, first_row + kMostUnits * kRows);
+  const int units = (end_row - first_row + kRows - 1) / kRows, each = (end_row - first_row + units - 1) / units;
+  const int unit_rows = (each + Columns::kRows - 1) / Columns::kRows * Columns::kRows;
+  for (int i = thread; i < units; i += Tile::kThreads) s.longest[i] = 0;
+  __syncthreads();
+#pragma unroll 4
+  for (int row = first_row + thread; row < end_row; row += Tile::kThreads)
+    atomicMax(&s.longest[(row - first_row) / unit_rows], length_of(p, row));
+  __syncthreads();
+  const Units shares{units, [&](int unit) { return tiles_of_keys(s.longest[unit]); }};
+  shares.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end) {
+    const int row = first_row + unit * unit_rows;
+    rows.run(row, min(row + unit_rows, end_row), begin, end);
+  });
+  if (p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
+}
+
+// ---- few rows: warp groups hold the heads of rows that share keys, and keys come through a ring -----
+
+// A warp of its own fetches keys, 64 a slot, for all warp groups of the CTA in turn.
+template <int Groups, int Slots>
+struct RingTile {
+  static constexpr int kGroups = Groups, kSlots = Slots, kConsumers = 128 * Groups, kThreads = kConsumers + 32;
+  static_assert(Slots % Groups == 0, "a slot is one group's: another might wait for a phase that is two away");
+};
+struct KeySlot {
+  alignas(16) unsigned char keys[kProductKeys * kDim];
+  float scale[kProductKeys];
+};
+
+template <class Tile, class Columns, int Blocks>
+struct RingSmem {
+  HeadBlock<Columns> block[Blocks];
+  float weights[Blocks][Columns::kColumns];
+  KeySlot slot[Tile::kSlots];
+  int missing[Tile::kSlots][4];  // of 16 keys each: their page lies nowhere
+  std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];
+};
+
+// Fetches the keys of one unit after the other; by a warp.
+template <class Tile, class Smem>
+struct KeyFetch {
+  const CudaScoreParams& p;
+  Smem& s;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int slot = 0;
+  unsigned phase = 1;  // of `empty`: a fresh barrier counts as passed
+  const std::uint64_t policy = cuda::evict_first();
+
+  // How many arrivals fill a slot.
+  __device__ static int arrivals(const CudaScoreParams& p) { return p.table ? 4 : 64; }
+
+  __device__ void run(int source, int begin, int end, int longest) {
+    if (p.table) paged(source, begin, end, longest);
+    else contiguous(source, begin, end);
+  }
+  __device__ void next_slot() {
+    if (++slot == Tile::kSlots) slot = 0, phase ^= 1;
+  }
+
+  // Lane 4 j + t: page of keys 16 t .. of the j-th tile from `tile` on.
+  __device__ int page_of(int source, int tile, int end) const {
+    const int first = tile * kProductKeys + lane * 16, page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
+    if (source < 0 || source >= p.requests || first >= end || page >= p.table_pages) return -1;
+    return __ldg(p.table + source * p.table_row + page);
+  }
+  __device__ void paged(int source, int begin, int end, int longest) {
+    const bool whole = p.page_size % kProductKeys == 0;
+    int ahead = page_of(source, begin, longest);
+#pragma unroll 1
+    for (int tile = begin; tile < end; tile += 8) {
+      int physical = ahead;
+      ahead = page_of(source, tile + 8, longest);
+      const bool missing = physical < 0 || physical >= p.pages;
+      const int first = (tile * kProductKeys + lane * 16);
+      const int inside = p.page_shift >= 0 ? first & (p.page_size - 1) : first % p.page_size;
+      const unsigned char* const page = p.keys + (missing ? 0 : physical) * p.page_bytes;
+      const unsigned char* const keys = page + static_cast<std::int64_t>(inside) * kDim;
+      const unsigned char* const scales = page + static_cast<std::int64_t>(p.page_size) * kDim + inside * 4;
+      const int part = lane % 4, groups = !whole ? 1 : part == 0 ? 4 : 0;  // of 16 keys that this lane fetches
+#pragma unroll 1
+      for (int j = 0; j < 8 && tile + j < end; ++j, next_slot()) {
+        cuda::mbarrier_wait(cuda::shared_address(&s.empty[slot]), phase);
+        if (lane / 4 == j) {
+          KeySlot& to = s.slot[slot];
+          const std::uint32_t full = cuda::shared_address(&s.full[slot]);
+          const int n = missing ? 0 : groups * 16;
+          s.missing[slot][part] = missing;
+          cuda::mbarrier_arrive_expecting(full, n * (kDim + 4));
+          if (n > 0) {
+            cuda::bulk_copy(cuda::shared_address(to.keys + part * 16 * kDim), keys, n * kDim, full, policy);
+            cuda::bulk_copy(cuda::shared_address(to.scale + part * 16), scales, n * 4, full, policy);
+          }
+        }
+        __syncwarp();
+      }
+    }
+  }
+  __device__ void contiguous(int source, int begin, int end) {
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile, next_slot()) {
+      cuda::mbarrier_wait(cuda::shared_address(&s.empty[slot]), phase);
+      KeySlot& to = s.slot[slot];
+      const std::uint32_t full = cuda::shared_address(&s.full[slot]);
+      if (lane < 4) s.missing[slot][lane] = 0;
+      cuda::mbarrier_arrive_expecting(full, 2 * kDim);
+#pragma unroll
+      for (int i = lane; i < kProductKeys; i += 32) {
+        const std::int64_t at = min(max(std::int64_t{source} + tile * kProductKeys + i, std::int64_t{0}), p.n - 1);
+        cuda::bulk_copy(cuda::shared_address(to.keys + i * kDim), p.keys + at * p.page_bytes, kDim, full, policy);
+        cuda::cp_async_4(cuda::shared_address(to.scale + i), p.scales + at, 4);
+      }
+      cuda::mbarrier_arrive_landed(full);
+    }
+  }
+};
+
+// Scores the keys of one unit after the other; by the warp groups in turn.
+template <class Tile, class Columns, class Smem>
+struct KeyUse {
+  const CudaScoreParams& p;
+  Smem& s;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
+  const int key = warp * 16 + lane / 4;  // of a slot
+  int slot = group, turn = group;        // of the tile that this warp group takes next: among those of the unit
+  unsigned phase = 0;
+
+  __device__ ProductKeys take() {
+    cuda::mbarrier_wait(cuda::shared_address(&s.full[slot]), phase);
+    const KeySlot& from = s.slot[slot];
+    ProductKeys keys;
+    keys.set(keys.low, from.keys + key * kDim, lane % 4), keys.set(keys.high, from.keys + (key + 8) * kDim, lane % 4);
+    keys.scale[0] = 0.5f * from.scale[key], keys.scale[1] = 0.5f * from.scale[key + 8];
+    keys.missing = s.missing[slot][warp];
+    __syncwarp();
+    if (lane == 0) cuda::mbarrier_arrive(cuda::shared_address(&s.empty[slot]));
+    slot += Tile::kGroups;
+    if (slot >= Tile::kSlots) slot -= Tile::kSlots, phase ^= 1;
+    return keys;
+  }
+  __device__ void run(int first_row, int fold, int begin, int end) {
+    constexpr bool kOne = Columns::kRows == 1;
+    const int blocks = kOne ? 1 : (fold + Columns::kRows - 1) / Columns::kRows, my_row = Mine<Columns>::row(lane);
+    cuda::barrier_sync(1, Tile::kConsumers);
+    place_heads<true, Tile::kConsumers>(p, first_row, first_row + fold, blocks, s.block, s.weights, thread);
+    cuda::barrier_sync(1, Tile::kConsumers);
+    const std::uint64_t b = cuda::matrix(cuda::shared_address(s.block[0].heads), 16, 1024);
+#pragma unroll 1
+    for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
+      const ProductKeys keys = take();
+      const int first = tile * kProductKeys + warp * 16 + Mine<Columns>::key(lane);
+#pragma unroll 1
+      for (int i = 0; i < blocks; ++i) {
+        float d[Columns::kColumns / 2];
+        start_product(d, keys, b + static_cast<std::uint64_t>(i * (sizeof(s.block[0]) >> 4)));
+        const int at = i * Columns::kRows + my_row;
+        const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
+        float* const to = p.logits + (first_row + at) * p.logits_row + first;
+        cuda::wgmma_wait<0>();
+        sum_heads<Columns>(d, s.weights[i], keys.scale, lane, [&](int on, float score) {
+          if (on < visible) to[on] = keys.missing ? -INFINITY : score;
+        });
+      }
+    }
+    turn = (turn + Tile::kGroups - (end - begin) % Tile::kGroups) % Tile::kGroups;
+  }
+};
+
+template <class Arch, class Tile, class Columns, int Blocks>
+__global__ __launch_bounds__(Tile::kThreads, 1) void ring_kernel(const __grid_constant__ CudaScoreParams p, int fold) {
+  using Smem = RingSmem<Tile, Columns, Blocks>;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& s = *reinterpret_cast<Smem*>(smem);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  if (thread < Tile::kSlots) {
+    cuda::mbarrier_init(cuda::shared_address(&s.full[thread]), KeyFetch<Tile, Smem>::arrivals(p));
+    cuda::mbarrier_init(cuda::shared_address(&s.empty[thread]), 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  const Units units{p.rows / fold, [&](int unit) { return tiles_of_keys(longest_of_unit(p, unit, fold)); }};
+  const bool fetches = warp == Tile::kConsumers / 32;
+  KeyFetch<Tile, Smem> fetch{p, s};
+  KeyUse<Tile, Columns, Smem> use{p, s};
+  units.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end) {
+    if (fetches) fetch.run(source_of(p, unit * fold), begin, end, longest_of_unit(p, unit, fold));
+    else use.run(unit * fold, fold, begin, end);
+  });
+  if (p.fill && !fetches) fill_rows(p, 0, p.rows, thread, Tile::kConsumers);
 }
 
 }  // namespace sievemla::stage::indexer

@@ -17,7 +17,8 @@ namespace sievemla::stage::indexer {
 
 // ---- many rows --------------------------------------------------------------------------------------
 
-inline constexpr int kStageHeads = 64, kStageRows = 8;  // of heads that are padded to a multiple of 8; rows at most
+// Rows that pass by a CTA; heads of a stage, padded to a multiple of 8 a row, and rows of it at most.
+inline constexpr int kHeldRows = 64, kStageHeads = 64, kStageRows = 8;
 
 // The longest of rows [row, end) with this source; by a warp.
 __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int source, int lane) {
@@ -115,20 +116,12 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
 
 // ---- few rows ---------------------------------------------------------------------------------------
 
-// A unit: `fold` rows that share keys. CTAs share the tiles of all units evenly.
-
-template <int TileKeys>
+// Units of tiles_of(unit) tiles each, of which CTAs get equal shares.
+template <class TilesOf>
 struct Units {
-  const CudaScoreParams& p;
-  const int fold, lane = threadIdx.x % 32;
-
-  __device__ int longest(int unit) const {
-    int most = 0;
-#pragma unroll 1
-    for (int i = 0; i < fold; ++i) most = max(most, length_of(p, unit * fold + i));
-    return most;
-  }
-  __device__ int tiles_of(int unit) const { return (longest(unit) + TileKeys - 1) / TileKeys; }
+  const int units;
+  const TilesOf tiles_of;
+  const int lane = static_cast<int>(threadIdx.x % 32);
 
   // The unit in which a tile lies, and its number there; by every warp for itself.
   struct Place {
@@ -136,7 +129,6 @@ struct Units {
     std::int64_t tile;
   };
   __device__ Place find(std::int64_t tile) const {
-    const int units = p.rows / fold;
     std::int64_t before = 0;
 #pragma unroll 1
     for (int base = 0; base < units; base += 32) {
@@ -158,8 +150,8 @@ struct Units {
   }
   __device__ std::int64_t all_tiles() const {
     std::int64_t sum = 0;
-#pragma unroll 1
-    for (int unit = lane; unit < p.rows / fold; unit += 32) sum += tiles_of(unit);
+#pragma unroll 2
+    for (int unit = lane; unit < units; unit += 32) sum += tiles_of(unit);
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     return sum;
@@ -168,28 +160,39 @@ struct Units {
   // body(unit, first tile, one past the last) for the tiles of CTA `cta` of `ctas`.
   template <class Body>
   __device__ void share(int cta, int ctas, Body&& body) const {
-    const std::int64_t all = all_tiles(), begin = all * cta / ctas;
-    std::int64_t left = all * (cta + 1) / ctas - begin;
+    const std::int64_t all = all_tiles();
+    const std::int64_t each = all < INT32_MAX ? static_cast<int>(all) / ctas : all / ctas, more = all - each * ctas;
+    std::int64_t left = each + (cta < more);
     if (left <= 0) return;
 #pragma unroll 1
-    for (Place at = find(begin); left > 0; at = {at.unit + 1, 0}) {
+    for (Place at = find(each * cta + min(std::int64_t{cta}, more)); left > 0; at = {at.unit + 1, 0}) {
       const int here = static_cast<int>(min(left, tiles_of(at.unit) - at.tile));
       if (here > 0) body(at.unit, static_cast<int>(at.tile), static_cast<int>(at.tile) + here);
       left -= here;
     }
   }
-  // What lies past the lengths, by all CTAs.
-  __device__ void fill(int cta, int ctas) const {
-    constexpr int kColumns = 4096;
-    const int pieces = (p.width + kColumns - 1) / kColumns;
-#pragma unroll 1
-    for (std::int64_t i = cta; i < static_cast<std::int64_t>(p.rows) * pieces; i += ctas) {
-      const int row = static_cast<int>(i / pieces), piece = static_cast<int>(i % pieces) * kColumns;
-      fill_row(p, row, max(length_of(p, row), piece), min(piece + kColumns, p.width), static_cast<int>(threadIdx.x),
-               static_cast<int>(blockDim.x));
-    }
-  }
 };
+template <class TilesOf>
+Units(int, TilesOf) -> Units<TilesOf>;
+
+// A unit's rows share keys: `fold` of them.
+__device__ inline int longest_of_unit(const CudaScoreParams& p, int unit, int fold) {
+  int most = 0;
+#pragma unroll 1
+  for (int i = 0; i < fold; ++i) most = max(most, length_of(p, unit * fold + i));
+  return most;
+}
+
+// -inf past the lengths of rows [begin, end), by some threads of all CTAs.
+__device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, int thread, int threads) {
+  constexpr int kColumns = 4096;
+  const int pieces = (p.width + kColumns - 1) / kColumns;
+#pragma unroll 1
+  for (std::int64_t i = blockIdx.x; i < static_cast<std::int64_t>(end - begin) * pieces; i += gridDim.x) {
+    const int row = begin + static_cast<int>(i / pieces), piece = static_cast<int>(i % pieces) * kColumns;
+    fill_row(p, row, max(length_of(p, row), piece), min(piece + kColumns, p.width), thread, threads);
+  }
+}
 
 template <class Arch, int Warps, int Ctas>
 struct PassTile {
@@ -205,10 +208,11 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = (p.heads + 7) / 8 * 8;
   float* const weights = reinterpret_cast<float*>(smem + fold * padded * kDim);
-  const Units<Keys::kKeys> units{p, fold};
+  const Units units{p.rows / fold,
+                    [&](int unit) { return (longest_of_unit(p, unit, fold) + Keys::kKeys - 1) / Keys::kKeys; }};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   units.share(cta, ctas, [&](int unit, int begin, int end) {
-    const int longest = units.longest(unit), source = source_of(p, unit * fold);
+    const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < fold; ++i)
@@ -229,7 +233,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
       }
     }
   });
-  if (p.fill) units.fill(cta, ctas);
+  if (p.fill) fill_rows(p, 0, p.rows, thread, Tile::kThreads);
 }
 
 }  // namespace sievemla::stage::indexer
