@@ -72,7 +72,8 @@ HeldVariant rows(const char* name) {
           0, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
 }
 const HeldVariant kHeld[] = {
-    rows<RowsTile<9, 4>>("rows 9 4"), rows<RowsTile<10, 3>>("rows 10 3"),
+    rows<RowsTile<9, 2, 2>>("rows 9 2 2"), rows<RowsTile<9, 4, 1>>("rows 9 4 1"),
+    rows<RowsTile<10, 3, 1>>("rows 10 3 1"),
     held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),           held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
 const PassVariant kPass[] = {
     ring<RingTile<2, 16>>("rows ring 2 x 16"),

@@ -90,6 +90,15 @@ __device__ inline void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t
       : "l"(a), "l"(b), "r"(add));
 }
 
+// What is the same in a warp, in a uniform register.
+__device__ inline int uniform(int x) { return __reduce_max_sync(~0u, x); }
+// A matrix in shared memory, its rows of 128 bytes one after the other, and how far another is from it.
+__device__ inline std::uint64_t matrix_of(const void* s_matrix) {
+  return cuda::matrix(cuda::shared_address(s_matrix), 16, 1024);
+}
+__device__ constexpr std::uint64_t matrix_step(std::size_t bytes) { return bytes >> 4; }
+inline constexpr std::size_t kStepBytes = 32;  // of dimensions, along a row
+
 // ---- heads in shared memory -------------------------------------------------------------------------
 
 // The columns of a product: `Rows` rows of up to `Heads` heads.
@@ -178,7 +187,7 @@ __device__ inline void start_product(float (&d)[N], const ProductKeys& keys, std
 #pragma unroll
   for (int step = 0; step < 4; ++step)
     wgmma_e4m3(d, keys.low[2 * step], keys.high[2 * step], keys.low[2 * step + 1], keys.high[2 * step + 1],
-               b + static_cast<std::uint64_t>(2 * step), step > 0);
+               b + matrix_step(step * kStepBytes), step > 0);
   cuda::wgmma_commit();
 }
 
@@ -194,16 +203,26 @@ struct Mine {
   __device__ static bool stores(int lane) { return kLanes < 4 || lane % 2 == 0; }
 };
 
+// The weights of a lane's columns.
+template <class Columns>
+struct Weights {
+  float4 of[Columns::kColumns / 16];  // columns 16 j + 2 c + {0, 1, 8, 9}
+  __device__ Weights(const float* weights, int lane) {
+#pragma unroll
+    for (int j = 0; j < Columns::kColumns / 16; ++j)
+      of[j] = *reinterpret_cast<const float4*>(weights + (j * 4 + lane % 4) * 4);
+  }
+};
+
 // store(0 or 8 keys on, score).
 template <class Columns, class Store>
-__device__ inline void sum_heads(const float (&d)[Columns::kColumns / 2], const float* weights,
+__device__ inline void sum_heads(const float (&d)[Columns::kColumns / 2], const Weights<Columns>& weights,
                                  const float (&scale)[2], int lane, Store&& store) {
   constexpr int kSums = Columns::kSums, kLanes = Columns::kLanes;
   float sum[kSums][2] = {};
 #pragma unroll
   for (int j = 0; j < Columns::kColumns / 16; ++j) {
-    const float4 w = *reinterpret_cast<const float4*>(weights + (j * 4 + lane % 4) * 4);
-    const float of[4] = {w.x, w.y, w.z, w.w};
+    const float of[4] = {weights.of[j].x, weights.of[j].y, weights.of[j].z, weights.of[j].w};
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -231,10 +250,11 @@ __device__ inline void sum_heads(const float (&d)[Columns::kColumns / 2], const 
 
 // ---- many rows: warp groups hold the heads of rows, keys pass by ------------------------------------
 
-// Groups: warp groups of a CTA.
-template <int Blocks, int Groups>
+// Groups: warp groups of a CTA, of KeyTiles times 64 keys each at a time.
+template <int Blocks, int Groups, int KeyTiles>
 struct RowsTile {
-  static constexpr int kBlocks = Blocks, kGroups = Groups, kThreads = 128 * Groups;
+  static constexpr int kBlocks = Blocks, kGroups = Groups, kKeyTiles = KeyTiles, kThreads = 128 * Groups;
+  static_assert(KeyTiles == 1 || KeyTiles == 2);
 };
 inline constexpr int kMostUnits = 512;  // of rows, in a launch
 
@@ -242,7 +262,7 @@ template <class Tile, class Columns>
 struct RowsSmem {
   static constexpr int kRows = Tile::kBlocks * Columns::kRows;
   HeadBlock<Columns> block[Tile::kBlocks];
-  alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: this tile and the next
+  alignas(1024) unsigned char keys[Tile::kGroups][2][Tile::kKeyTiles][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
   int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
   int longest[kMostUnits];               // of a unit's rows
@@ -256,7 +276,8 @@ struct Rows {
   const CudaScoreParams& p;
   RowsSmem<Tile, Columns>& s;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int group = __shfl_sync(~0u, warp / 4, 0);  // known to be the same in a warp
+  // In a uniform register, as the products' operands have to be.
+  const int group = uniform(warp / 4);
   const int my_key = Mine<Columns>::key(lane), my_row = Mine<Columns>::row(lane);
 
   // Turns: a warp group starts its products after the one before it has started its own, so that sums of one go beside
@@ -301,11 +322,19 @@ struct Rows {
     return __ballot_sync(~0u, low) | static_cast<std::uint64_t>(__ballot_sync(~0u, high)) << 32;
   }
 
-  // Starts the copy of a warp's 16 keys; those from `end` on need not exist. What is not there is not copied.
+  // Starts the copies of a warp's 16 keys of each tile; those from `end` on need not exist. What is not there is not
+  // copied.
   struct Arriving {
     float scale[2];  // of keys lane / 4 and + 8, halved: 2 relu(x) = x + |x|
     int first;       // key; beyond all where the page lies nowhere
   };
+  __device__ void fetch(int source, int first, int end, unsigned char (&keys)[Tile::kKeyTiles][kProductKeys * kDim],
+                        Arriving (&arriving)[Tile::kKeyTiles]) const {
+#pragma unroll
+    for (int t = 0; t < Tile::kKeyTiles; ++t)
+      arriving[t] = fetch(source, first + t * kProductKeys, end, keys[t]);
+    cuda::cp_async_commit();
+  }
   __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
     Arriving arriving{{0.f, 0.f}, first};
     const unsigned char* from = p.keys;
@@ -328,7 +357,8 @@ struct Rows {
       from += at * step, scale += at;
     }
     const unsigned row = lane / 8, piece = lane % 8, g = lane / 4;
-    const std::uint32_t to = cuda::shared_address(keys) + (static_cast<unsigned>(warp % 4 * kMine) + row) * kDim + piece % 2 * 8;
+    const std::uint32_t to =
+        cuda::shared_address(keys) + (static_cast<unsigned>(warp % 4 * kMine) + row) * kDim + piece % 2 * 8;
     from += row * step + piece * 16;
 #pragma unroll
     for (unsigned i = 0; i < kMine; i += 4, from += 4 * step)
@@ -338,53 +368,68 @@ struct Rows {
           cuda::cp_async_8(to + i * kDim + (step_place(piece, h) ^ (row + i) % 8) * 16, from + h * 8);
     if (g < there) arriving.scale[0] = 0.5f * __ldg(scale + g);
     if (g + 8 < there) arriving.scale[1] = 0.5f * __ldg(scale + g + 8);
-    cuda::cp_async_commit();
     return arriving;
   }
 
   // Keys first_key .. end - 1 of a source, for rows `mine`.
   __device__ void pass(int source, std::uint64_t mine, int first_row, int first_key, int end, int longest) const {
-    constexpr int kStep = Tile::kGroups * kProductKeys;
-    const int begin = (__ffsll(static_cast<long long>(mine)) - 1) / kBlockRows;  // blocks of these rows
-    const int last = (63 - __clzll(static_cast<long long>(mine))) / kBlockRows + 1;
-    const std::uint64_t heads = cuda::matrix(cuda::shared_address(s.block[0].heads), 16, 1024);
-    const std::uint64_t keys = cuda::matrix(cuda::shared_address(s.keys[group][0]), 16, 1024);
+    constexpr int kTiles = Tile::kKeyTiles, kStep = Tile::kGroups * kTiles * kProductKeys;
+    const int begin = uniform((__ffsll(static_cast<long long>(mine)) - 1) / kBlockRows);  // blocks of these rows
+    const int last = uniform((63 - __clzll(static_cast<long long>(mine))) / kBlockRows + 1);
+    first_key = uniform(first_key), end = uniform(end);
+    const std::uint64_t heads = matrix_of(s.block[0].heads), keys = matrix_of(s.keys[group]);
     const std::int64_t row_step = kBlockRows * p.logits_row;
-    int first = first_key + warp * kMine;
+    int first = first_key - kStep + group * kTiles * kProductKeys + warp % 4 * kMine;
     float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
-    Arriving next = fetch(source, first, longest, s.keys[group][0]);
-    int odd = 0;
+    Arriving next[kTiles] = {};
+    int odd = 1;
     if (group == Tile::kGroups - 1) pass_turn();
 #pragma unroll 1
-    for (int at = first_key; at < end; at += kStep, first += kStep, out += kStep, odd ^= 1) {  // alike in all groups
-      const Arriving here = next;
+    for (int at = first_key - kStep; at < end; at += kStep, first += kStep, out += kStep, odd ^= 1) {  // in all groups
+      Arriving here[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) here[t] = next[t];
       cuda::cp_async_wait<0>();
       cuda::fence_async();
       cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
-      next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
-      if (here.first == kNowhere) lose(first_row, first);
-      const int mine_first = here.first + my_key;
-      const std::uint64_t a = keys + static_cast<std::uint64_t>(odd * (sizeof(s.keys[0][0]) >> 4));
-      std::uint64_t b = heads + static_cast<std::uint64_t>(begin * (sizeof(s.block[0]) >> 4));
+      fetch(source, first + kStep, longest, s.keys[group][odd ^ 1], next);
+      if (at < first_key) continue;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        if (here[t].first == kNowhere) lose(first_row, first + t * kProductKeys);
+      const std::uint64_t a = keys + odd * matrix_step(sizeof(s.keys[0][0]));
+      std::uint64_t b = heads + begin * matrix_step(sizeof(s.block[0]));
       const float* weights = s.weights[begin];
       const int* length = s.length[warp] + begin * kBlockRows + my_row;
       float* to = out;
 #pragma unroll 1
       for (int block = begin; block < last; ++block) {
-        float d[64];
+        float d[kTiles][64];
         wait_turn();
         cuda::wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; ++step)
-          wgmma_e4m3(d, a + static_cast<std::uint64_t>(2 * step), b + static_cast<std::uint64_t>(2 * step), step > 0);
-        cuda::wgmma_commit();
+        for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (int step = 0; step < 4; ++step)
+            wgmma_e4m3(d[t], a + matrix_step(t * kProductKeys * kDim + step * kStepBytes), b + matrix_step(step * kStepBytes),
+                       step > 0);
+          cuda::wgmma_commit();
+        }
         pass_turn();
-        const int visible = *length - mine_first;
+        const Weights<Columns> w(weights, lane);
+        const int visible = *length - my_key;
+        const auto finish = [&](int t) {
+          sum_heads<Columns>(d[t], w, here[t].scale, lane, [&](int on, float score) {
+            if (here[t].first + on < visible) to[t * kProductKeys + on] = score;
+          });
+        };
+        if constexpr (kTiles == 2) {
+          cuda::wgmma_wait<1>();
+          finish(0);
+        }
         cuda::wgmma_wait<0>();
-        sum_heads<Columns>(d, weights, here.scale, lane, [&](int on, float score) {
-          if (on < visible) to[on] = score;
-        });
-        b += sizeof(s.block[0]) >> 4, weights += Columns::kColumns, length += kBlockRows, to += row_step;
+        finish(kTiles - 1);
+        b += matrix_step(sizeof(s.block[0])), weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
     cuda::cp_async_wait<0>();
@@ -553,7 +598,7 @@ struct KeyUse {
     cuda::barrier_sync(1, Tile::kConsumers);
     place_heads<true, Tile::kConsumers>(p, first_row, first_row + fold, blocks, s.block, s.weights, thread);
     cuda::barrier_sync(1, Tile::kConsumers);
-    const std::uint64_t b = cuda::matrix(cuda::shared_address(s.block[0].heads), 16, 1024);
+    const std::uint64_t b = matrix_of(s.block[0].heads);
 #pragma unroll 1
     for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
       const ProductKeys keys = take();
@@ -561,12 +606,12 @@ struct KeyUse {
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
         float d[Columns::kColumns / 2];
-        start_product(d, keys, b + static_cast<std::uint64_t>(i * (sizeof(s.block[0]) >> 4)));
+        start_product(d, keys, b + i * matrix_step(sizeof(s.block[0])));
         const int at = i * Columns::kRows + my_row;
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
         cuda::wgmma_wait<0>();
-        sum_heads<Columns>(d, s.weights[i], keys.scale, lane, [&](int on, float score) {
+        sum_heads<Columns>(d, Weights<Columns>(s.weights[i], lane), keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });
       }

@@ -28,7 +28,7 @@ ConfigKernels make_kernels() {
   ConfigKernels kernels{};
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
-    using Tile = RowsTile<9, 4>;
+    using Tile = RowsTile<9, 2, 2>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
     using Ring = RingTile<2, 16>;
