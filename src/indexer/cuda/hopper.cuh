@@ -127,12 +127,27 @@ struct HeadBlock {
   alignas(1024) unsigned char heads[Columns::kColumns * kDim];
 };
 
-// Where half h of piece i of 16 bytes goes.
+// Starts the copies of the weights of rows first .. end - 1, zeros for other columns.
+template <int Threads, class Columns>
+__device__ inline void start_weights(const CudaScoreParams& p, int first, int end, int blocks,
+                                     float (*weights)[Columns::kColumns], int thread) {
+  constexpr unsigned kHeads = Columns::kHeads, kRows = Columns::kRows;
+#pragma unroll 1
+  for (unsigned i = static_cast<unsigned>(thread); i < static_cast<unsigned>(blocks) * Columns::kColumns; i += Threads) {
+    const unsigned head = i % kHeads, at = i / kHeads;
+    const int row = first + static_cast<int>(at);
+    const bool real = static_cast<int>(head) < p.heads && row < end;
+    cuda::cp_async_4(
+        cuda::shared_address(&weights[at / kRows][Columns::weight_place(Columns::column_of(at % kRows, head))]),
+        real ? p.weights + row * p.weights_row + head : p.weights, real ? 4 : 0);
+  }
+}
+
+// Where half h of piece i of 16 bytes goes, of a key or a head: to step 2 (i / 4) + h.
 __device__ inline unsigned step_place(unsigned i, unsigned h) { return (i / 4 * 2 + h) * 2 + i % 4 / 2; }
 
-// Puts rows first .. end - 1 into `blocks` blocks, zeros where there are none; by `Threads` threads. Words 2 h and 2 h + 1
-// of piece i go to step 2 (i / 4) + h: as keys in registers have them, or side by side as keys in shared memory.
-template <bool InRegisters, int Threads, class Columns>
+// Puts rows first .. end - 1 into `blocks` blocks, zeros where there are none, for keys in shared memory.
+template <int Threads, class Columns>
 __device__ inline void place_heads(const CudaScoreParams& p, int first, int end, int blocks, HeadBlock<Columns>* block,
                                    float (*weights)[Columns::kColumns], int thread) {
   constexpr unsigned kHeads = Columns::kHeads, kRows = Columns::kRows;
@@ -145,28 +160,36 @@ __device__ inline void place_heads(const CudaScoreParams& p, int first, int end,
     if (static_cast<int>(head) < p.heads && row < end)
       x = __ldg(reinterpret_cast<const uint4*>(p.q + row * p.q_row + head * p.q_head + piece * 16));
     const unsigned column = Columns::column_of(at % kRows, head);
-    unsigned char* const to = block[at / kRows].heads + column * kDim;
-    if constexpr (InRegisters) {
-      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (unsigned k = 0; k < 4; ++k)
-        *reinterpret_cast<std::uint32_t*>(to + ((piece / 4 * 4 + k) ^ column % 8) * 16 + piece % 4 * 4) = words[k];
-    } else {
-#pragma unroll
-      for (unsigned h = 0; h < 2; ++h)
-        *reinterpret_cast<uint2*>(to + (step_place(piece, h) ^ column % 8) * 16 + piece % 2 * 8) =
-            h == 0 ? uint2{x.x, x.y} : uint2{x.z, x.w};
-    }
+    unsigned char* const to = block[at / kRows].heads + column * kDim + piece % 2 * 8;
+    *reinterpret_cast<uint2*>(to + (step_place(piece, 0) ^ column % 8) * 16) = {x.x, x.y};
+    *reinterpret_cast<uint2*>(to + (step_place(piece, 1) ^ column % 8) * 16) = {x.z, x.w};
   }
-#pragma unroll 1
-  for (unsigned i = static_cast<unsigned>(thread); i < columns; i += Threads) {
-    const unsigned head = i % kHeads, at = i / kHeads;
-    const int row = first + static_cast<int>(at);
-    weights[at / kRows][Columns::weight_place(Columns::column_of(at % kRows, head))] =
-        static_cast<int>(head) < p.heads && row < end ? __ldg(p.weights + row * p.weights_row + head) : 0.f;
-  }
+  start_weights<Threads, Columns>(p, first, end, blocks, weights, thread);
+  cuda::cp_async_commit();
+  cuda::cp_async_wait<0>();
   cuda::fence_async();
 }
+
+// Starts the same copies for keys in registers, where word k of piece i is of step 2 (i / 4) + k / 2.
+template <int Threads, class Columns>
+__device__ inline void start_heads(const CudaScoreParams& p, int first, int end, int blocks, HeadBlock<Columns>* block,
+                                   float (*weights)[Columns::kColumns], int thread) {
+  constexpr unsigned kHeads = Columns::kHeads, kRows = Columns::kRows;
+  const unsigned columns = static_cast<unsigned>(blocks) * Columns::kColumns;
+#pragma unroll 1
+  for (unsigned i = static_cast<unsigned>(thread); i < columns * 32; i += Threads) {
+    const unsigned word = i % 32, piece = word / 4, head = i / 32 % kHeads, at = i / 32 / kHeads;
+    const int row = first + static_cast<int>(at);
+    const bool real = static_cast<int>(head) < p.heads && row < end;
+    const unsigned column = Columns::column_of(at % kRows, head);
+    cuda::cp_async_4(cuda::shared_address(block[at / kRows].heads) + column * kDim +
+                         ((piece / 4 * 4 + word % 4) ^ column % 8) * 16 + piece % 4 * 4,
+                     real ? p.q + row * p.q_row + head * p.q_head + word * 4 : p.q, real ? 4 : 0);
+  }
+  start_weights<Threads, Columns>(p, first, end, blocks, weights, thread);
+  cuda::cp_async_commit();
+}
+
 // ---- keys of a warp: 16 of the warp group's 64 ------------------------------------------------------
 
 // In registers.
@@ -288,7 +311,7 @@ struct Rows {
   // Tiles [begin, end) of keys, for rows [first_row, end_row).
   __device__ void run(int first_row, int end_row, int begin, int end) const {
     __syncthreads();
-    place_heads<false, Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
+    place_heads<Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
     __syncthreads();
     // Rows that share a source go together: mostly all. A row of no length may name any.
     std::uint64_t done = 0;
@@ -462,7 +485,7 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_co
     atomicMax(&s.longest[(row - first_row) / unit_rows], length_of(p, row));
   __syncthreads();
   const Units shares{units, [&](int unit) { return tiles_of_keys(s.longest[unit]); }};
-  shares.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end) {
+  shares.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end, bool) {
     const int row = first_row + unit * unit_rows;
     rows.run(row, min(row + unit_rows, end_row), begin, end);
   });
@@ -484,8 +507,8 @@ struct KeySlot {
 
 template <class Tile, class Columns, int Blocks>
 struct RingSmem {
-  HeadBlock<Columns> block[Blocks];
-  float weights[Blocks][Columns::kColumns];
+  HeadBlock<Columns> block[2][Blocks];  // of this unit and the next
+  float weights[2][Blocks][Columns::kColumns];
   KeySlot slot[Tile::kSlots];
   int missing[Tile::kSlots][4];  // of 16 keys each: their page lies nowhere
   std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];
@@ -578,6 +601,7 @@ struct KeyUse {
   const int key = warp * 16 + lane / 4;  // of a slot
   int slot = group, turn = group;        // of the tile that this warp group takes next: among those of the unit
   unsigned phase = 0;
+  int buffer = 0, coming = -1;  // the row whose heads are on their way to it
 
   __device__ ProductKeys take() {
     cuda::mbarrier_wait(cuda::shared_address(&s.full[slot]), phase);
@@ -592,13 +616,22 @@ struct KeyUse {
     if (slot >= Tile::kSlots) slot -= Tile::kSlots, phase ^= 1;
     return keys;
   }
-  __device__ void run(int first_row, int fold, int begin, int end) {
+  __device__ void heads_of(int first_row, int fold, int blocks, int to) {
+    start_heads<Tile::kConsumers, Columns>(p, first_row, first_row + fold, blocks, s.block[to], s.weights[to], thread);
+    coming = first_row;
+  }
+  __device__ void run(int first_row, int fold, int begin, int end, bool more) {
     constexpr bool kOne = Columns::kRows == 1;
     const int blocks = kOne ? 1 : (fold + Columns::kRows - 1) / Columns::kRows, my_row = Mine<Columns>::row(lane);
-    cuda::barrier_sync(1, Tile::kConsumers);
-    place_heads<true, Tile::kConsumers>(p, first_row, first_row + fold, blocks, s.block, s.weights, thread);
-    cuda::barrier_sync(1, Tile::kConsumers);
-    const std::uint64_t b = matrix_of(s.block[0].heads);
+    cuda::cp_async_wait<0>();
+    if (coming != first_row) {  // the first unit, or one after units of no length
+      heads_of(first_row, fold, blocks, buffer);
+      cuda::cp_async_wait<0>();
+    }
+    cuda::fence_async();
+    cuda::barrier_sync(1, Tile::kConsumers);  // its heads are there, and the unit before is done
+    if (more) heads_of(first_row + fold, fold, blocks, buffer ^ 1);
+    const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
 #pragma unroll 1
     for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
       const ProductKeys keys = take();
@@ -606,17 +639,18 @@ struct KeyUse {
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
         float d[Columns::kColumns / 2];
-        start_product(d, keys, b + i * matrix_step(sizeof(s.block[0])));
+        start_product(d, keys, b + i * matrix_step(sizeof(s.block[0][0])));
         const int at = i * Columns::kRows + my_row;
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
         cuda::wgmma_wait<0>();
-        sum_heads<Columns>(d, Weights<Columns>(s.weights[i], lane), keys.scale, lane, [&](int on, float score) {
+        sum_heads<Columns>(d, Weights<Columns>(s.weights[buffer][i], lane), keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });
       }
     }
     turn = (turn + Tile::kGroups - (end - begin) % Tile::kGroups) % Tile::kGroups;
+    buffer ^= 1;
   }
 };
 
@@ -636,9 +670,9 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void ring_kernel(const __grid_co
   const bool fetches = warp == Tile::kConsumers / 32;
   KeyFetch<Tile, Smem> fetch{p, s};
   KeyUse<Tile, Columns, Smem> use{p, s};
-  units.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end) {
+  units.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end, bool more) {
     if (fetches) fetch.run(source_of(p, unit * fold), begin, end, longest_of_unit(p, unit, fold));
-    else use.run(unit * fold, fold, begin, end);
+    else use.run(unit * fold, fold, begin, end, more);
   });
   if (p.fill && !fetches) fill_rows(p, 0, p.rows, thread, Tile::kConsumers);
 }

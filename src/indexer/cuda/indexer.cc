@@ -86,6 +86,7 @@ base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args) {
   if (args.q.dtype != DType::u8) return "q must be u8 (e4m3)";
   if (args.q.dim(1) > kMostHeads) return "there must be at most 64 heads";
   if (args.q.dim(0) > kMost || args.logits.dim(1) > kMost) return "rows and width must be at most 2^30";
+  if (args.q.dim(0) * args.logits.dim(1) > std::int64_t{1} << 36) return "rows times width must be at most 2^36";
   if (args.contiguous.keys) {
     if (args.contiguous.keys.dim(0) == 0) return "there must be a key";
     return first_of({misplaced(args.q, "q"), spread(args.weights, "weights"), spread(args.lengths, "lengths"),

@@ -35,7 +35,7 @@ ConfigKernels make_kernels() {
     kernels.pass[0][0] = ring_kernel_of<Arch, Ring, Columns<32, 1>, 1>();
     kernels.pass[0][1] = ring_kernel_of<Arch, Ring, Columns<64, 1>, 1>();
     kernels.pass[1][0] = ring_kernel_of<Arch, Ring, Columns<32, 4>, 2>();
-    kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
+    kernels.pass[1][1] = ring_kernel_of<Arch, RingTile<2, 8>, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
     using Pass = PassTile<Arch, 4, 2>;

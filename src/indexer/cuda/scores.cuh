@@ -116,7 +116,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
 
 // ---- few rows ---------------------------------------------------------------------------------------
 
-// Units of tiles_of(unit) tiles each, of which CTAs get equal shares.
+// Units of tiles_of(unit) tiles each, of which CTAs get equal shares. All together are below 2^31: a tile has 32 keys or more.
 template <class TilesOf>
 struct Units {
   const int units;
@@ -125,11 +125,9 @@ struct Units {
 
   // The unit in which a tile lies, and its number there; by every warp for itself.
   struct Place {
-    int unit;
-    std::int64_t tile;
+    int unit, tile;
   };
-  __device__ Place find(std::int64_t tile) const {
-    std::int64_t before = 0;
+  __device__ Place find(int tile) const {
 #pragma unroll 1
     for (int base = 0; base < units; base += 32) {
       const int mine = base + lane < units ? tiles_of(base + lane) : 0;
@@ -139,36 +137,33 @@ struct Units {
         const int other = __shfl_up_sync(~0u, upto, d);
         if (lane >= d) upto += other;
       }
-      const unsigned after = __ballot_sync(~0u, before + upto > tile);
+      const unsigned after = __ballot_sync(~0u, upto > tile);
       if (after) {
         const int at = __ffs(static_cast<int>(after)) - 1;
-        return {base + at, tile - before - __shfl_sync(~0u, upto - mine, at)};
+        return {base + at, tile - __shfl_sync(~0u, upto - mine, at)};
       }
-      before += __shfl_sync(~0u, upto, 31);
+      tile -= __shfl_sync(~0u, upto, 31);
     }
     return {units, 0};
   }
-  __device__ std::int64_t all_tiles() const {
-    std::int64_t sum = 0;
+  __device__ int all_tiles() const {
+    int sum = 0;
 #pragma unroll 2
     for (int unit = lane; unit < units; unit += 32) sum += tiles_of(unit);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    return sum;
+    return __reduce_add_sync(~0u, sum);
   }
 
-  // body(unit, first tile, one past the last) for the tiles of CTA `cta` of `ctas`.
+  // body(unit, first tile, one past the last, whether this CTA has more) for the tiles of CTA `cta` of `ctas`.
   template <class Body>
   __device__ void share(int cta, int ctas, Body&& body) const {
-    const std::int64_t all = all_tiles();
-    const std::int64_t each = all < INT32_MAX ? static_cast<int>(all) / ctas : all / ctas, more = all - each * ctas;
-    std::int64_t left = each + (cta < more);
+    const int all = all_tiles(), each = all / ctas, more = all - each * ctas;
+    int left = each + (cta < more);
     if (left <= 0) return;
 #pragma unroll 1
-    for (Place at = find(each * cta + min(std::int64_t{cta}, more)); left > 0; at = {at.unit + 1, 0}) {
-      const int here = static_cast<int>(min(left, tiles_of(at.unit) - at.tile));
-      if (here > 0) body(at.unit, static_cast<int>(at.tile), static_cast<int>(at.tile) + here);
+    for (Place at = find(each * cta + min(cta, more)); left > 0; at = {at.unit + 1, 0}) {
+      const int here = min(left, tiles_of(at.unit) - at.tile);
       left -= here;
+      if (here > 0) body(at.unit, at.tile, at.tile + here, left > 0);
     }
   }
 };
@@ -211,7 +206,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   const Units units{p.rows / fold,
                     [&](int unit) { return (longest_of_unit(p, unit, fold) + Keys::kKeys - 1) / Keys::kKeys; }};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-  units.share(cta, ctas, [&](int unit, int begin, int end) {
+  units.share(cta, ctas, [&](int unit, int begin, int end, bool) {
     const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
     __syncthreads();
 #pragma unroll 1
