@@ -38,8 +38,12 @@ struct HeldVariant {
 };
 template <class Arch, class Tile>
 HeldVariant held(const char* name) {
-  return {name, reinterpret_cast<const void*>(&held_kernel<Arch, Tile>), Tile::kThreads, Tile::kKeys,
-          static_cast<int>(sizeof(HeldSmem<Tile>)), kHeldRows};
+  return {name,
+          reinterpret_cast<const void*>(&held_kernel<Arch, Tile>),
+          Tile::kThreads,
+          Tile::kKeys,
+          static_cast<int>(sizeof(HeldSmem<Tile>)),
+          kHeldRows};
 }
 struct PassVariant {
   const char* name;
@@ -68,18 +72,19 @@ PassVariant ring(const char* name) {
 template <class Tile>
 HeldVariant rows(const char* name) {
   static_assert(sizeof(RowsSmem<Tile, Columns<32, 4>>) <= 227 * 1024);
-  return {name, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<32, 4>>), Tile::kThreads, 0,
+  return {name,
+          reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<32, 4>>),
+          Tile::kThreads,
+          0,
           static_cast<int>(sizeof(RowsSmem<Tile, Columns<32, 4>>)),
-          0, reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
+          0,
+          reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
 }
-const HeldVariant kHeld[] = {
-    rows<RowsTile<9, 2, 2>>("rows 9 2 2"), rows<RowsTile<9, 4, 1>>("rows 9 4 1"),
-    rows<RowsTile<10, 3, 1>>("rows 10 3 1"),
-    held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),           held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
-const PassVariant kPass[] = {
-    ring<RingTile<2, 16>>("rows ring 2 x 16"),
-    ring<RingTile<2, 8>>("rows ring 2 x 8"),
-    pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"),           pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
+const HeldVariant kHeld[] = {rows<RowsTile<9, 2, 2>>("rows 9 2 2"), rows<RowsTile<9, 4, 1>>("rows 9 4 1"),
+                             rows<RowsTile<10, 3, 1>>("rows 10 3 1"), held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
+                             held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
+const PassVariant kPass[] = {ring<RingTile<2, 16>>("rows ring 2 x 16"), ring<RingTile<2, 8>>("rows ring 2 x 8"),
+                             pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
 const char* const kMath[] = {"rows", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int multiprocessors = 132;
@@ -94,7 +99,8 @@ void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
   void* args[] = {&p, &fold};
-  const int which = (p.heads > 32) + 2 * (fold > 1), smem = v.smem[which] ? v.smem[which] : pass_smem_bytes(p.heads, fold);
+  const int which = (p.heads > 32) + 2 * (fold > 1),
+            smem = v.smem[which] ? v.smem[which] : pass_smem_bytes(p.heads, fold);
   GOOD(cudaLaunchKernel(v.kernel[which], dim3(static_cast<unsigned>(v.ctas * multiprocessors)),
                         dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
 }

@@ -16,15 +16,27 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
-// The same with 4 bytes, or 0.
+// What is read with this policy leaves L2 before all else, or in its turn.
+__device__ inline std::uint64_t l2_policy(bool leaves_first) {
+  std::uint64_t r;
+  if (leaves_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r));
+  else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r));
+  return r;
+}
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes, std::uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(s_to), "l"(g_from), "r"(bytes),
+               "l"(policy)
+               : "memory");
+}
+// The same as cp_async_16 with 4 bytes, or 0.
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All of 8 bytes.
 __device__ inline void cp_async_8(std::uint32_t s_to, const void* g_from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(s_to), "l"(g_from) : "memory");
 }
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Left` of the newest groups are in flight.
 template <int Left>
 __device__ inline void cp_async_wait() {

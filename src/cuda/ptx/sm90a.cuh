@@ -12,6 +12,8 @@ namespace sievemla::cuda {
 __device__ inline void mbarrier_init(std::uint32_t s_barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(s_barrier), "r"(arrivals) : "memory");
 }
+// Makes barriers that this thread has initialised known to bulk copies.
+__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void mbarrier_arrive(std::uint32_t s_barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s_barrier) : "memory");
 }
@@ -19,30 +21,24 @@ __device__ inline void mbarrier_arrive(std::uint32_t s_barrier) {
 __device__ inline void mbarrier_arrive_landed(std::uint32_t s_barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(s_barrier) : "memory");
 }
+// An arrival; the phase ends no sooner than `bytes` more have landed.
+__device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
+}
+// Copies `bytes`, a multiple of 16, between multiples of 16; they count towards the barrier when they have landed.
+__device__ inline void copy_bulk(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
+                                 std::uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(s_to),
+      "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(l2_policy)
+      : "memory");
+}
 __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
   asm volatile(
       "{\n.reg .pred done;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra wait_%=;\n}" ::"r"(s_barrier),
       "r"(phase)
-      : "memory");
-}
-// One of the expected arrivals, which also announces bytes that copies to shared memory will bring.
-__device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
-}
-// For what is read once: it takes the place of its like in L2, not of what others keep there.
-__device__ inline std::uint64_t evict_first() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-// Copies bytes, a multiple of 16, which the barrier has been told of.
-__device__ inline void bulk_copy(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
-                                 std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          s_to),
-      "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(policy)
       : "memory");
 }
 // Orders this thread's reads and writes of shared memory, and those it knows of, with those of the tensor cores.
@@ -53,11 +49,11 @@ __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::c
 __device__ inline void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Counts this warp as there, and goes on.
+// Counts, and does not wait.
 __device__ inline void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// As barrier_sync; whether `x` holds for any thread.
+// barrier_sync; whether `x` holds for any thread.
 __device__ inline bool barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile(

@@ -116,7 +116,8 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
 
 // ---- few rows ---------------------------------------------------------------------------------------
 
-// Units of tiles_of(unit) tiles each, of which CTAs get equal shares. All together are below 2^31: a tile has 32 keys or more.
+// Units of tiles_of(unit) tiles each, of which CTAs get equal shares; all together below 2^31, as a tile has 32 keys or
+// more.
 template <class TilesOf>
 struct Units {
   const int units;
