@@ -12,12 +12,27 @@ namespace sievemla::cuda {
 __device__ inline void mbarrier_init(std::uint32_t s_barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(s_barrier), "r"(arrivals) : "memory");
 }
+// Makes barriers that this thread has initialised known to bulk copies.
+__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void mbarrier_arrive(std::uint32_t s_barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s_barrier) : "memory");
 }
 // One of the expected arrivals, made when all cp.async of this thread so far have landed.
 __device__ inline void mbarrier_arrive_landed(std::uint32_t s_barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(s_barrier) : "memory");
+}
+// An arrival; the phase ends no sooner than `bytes` more have landed.
+__device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
+}
+// Copies `bytes`, a multiple of 16, between multiples of 16; they count towards the barrier when they have landed.
+__device__ inline void copy_bulk(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
+                                 std::uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(s_to),
+      "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(l2_policy)
+      : "memory");
 }
 __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
   asm volatile(
