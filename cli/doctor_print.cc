@@ -60,7 +60,7 @@ std::string stages_text(const Target& t) {
       text += fmt::format("  at the ceilings of an {} ({} TB/s, {} TFLOP/s), a layer at batch {}, {} tokens each:",
                           floor.on->device, floor.on->tbps, floor.on->bf16_tflops, floor.batch, floor.context);
     text += fmt::format("{} {} {}", first ? "" : ",", floor.stage, time_text(floor.us));
-    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += "\n";
+    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += '\n';
   }
   return text + "\n";
 }
