@@ -17,7 +17,7 @@
 
 #include "base/compare.h"
 #include "base/view.h"
-#include "cli/attention_trace.h"
+#include "cli/call_trace.h"
 #include "cli/cuda/gpu.h"
 #include "cli/inputs.h"
 #include "cli/measure.h"
@@ -448,15 +448,24 @@ void draw(Inputs& in, std::uint64_t, Combine& c) {
 
 // ---- running them ----------------------------------------------------------------------------------
 
-// A mismatch can be kept for `replay` where there is a trace of its kind.
+// A mismatch can be kept for `replay` where there is a trace of its kind. False: there is none.
 template <class Args, class Bounds>
-void keep(Verdict&, const Case<Args, Bounds>&, const std::vector<Snapshot>&, std::uint64_t, const VerifyOptions&) {}
-void keep(Verdict& verdict, const Case<AttentionArgs, AttentionBounds>& c, const std::vector<Snapshot>& want,
-          std::uint64_t seed, const VerifyOptions& options) {
+bool write_trace(const std::filesystem::path&, const Case<Args, Bounds>&, const std::vector<Snapshot>&) {
+  return false;
+}
+bool write_trace(const std::filesystem::path& path, const Attention& c, const std::vector<Snapshot>& want) {
+  return write_attention_trace(path, c.args, want[0].values, want[1].values), true;
+}
+bool write_trace(const std::filesystem::path& path, const Scores& c, const std::vector<Snapshot>& want) {
+  return write_scores_trace(path, c.args, want[0].values), true;
+}
+
+template <class Args, class Bounds>
+void keep(Verdict& verdict, const Case<Args, Bounds>& c, const std::vector<Snapshot>& want, std::uint64_t seed,
+          const VerifyOptions& options) {
   if (options.trace_dir.empty() || !verdict.traces.empty()) return;
   const auto path = options.trace_dir / fmt::format("{}-seed{}.safetensors", verdict.kernel, seed);
-  write_attention_trace(path, c.args, want[0].values, want[1].values);
-  verdict.traces.push_back(path.string());
+  if (write_trace(path, c, want)) verdict.traces.push_back(path.string());
 }
 
 // Runs the cases of one function; `draw`, one for each kind of arguments, makes a case from its inputs.
@@ -613,6 +622,11 @@ std::vector<Verdict> verify_attention(std::span<const stage::attention::Attentio
   return verify_function("attention", kernels, options);
 }
 
+std::vector<Verdict> verify_index_scores(std::span<const stage::indexer::IndexScoresKernel> kernels,
+                                         const VerifyOptions& options) {
+  return verify_function("indexer", kernels, options);
+}
+
 std::vector<Verdict> verify_all(const VerifyOptions& options) {
   std::vector<Verdict> all;
   api::for_each_kernel_list([&](std::string_view stage, const auto& kernels) {
@@ -633,8 +647,9 @@ Action add_verify(CLI::App& app) {
                     "attention. Tells a wrong selection from wrong attention");
   add_threads(*command, options->threads);
   command
-      ->add_option("--trace-dir", options->trace_dir,
-                   "Write the first failing attention case of each kernel there, as a trace for `sievemla replay`")
+      ->add_option(
+          "--trace-dir", options->trace_dir,
+          "Write the first failing case of each kernel of attention and index scores there, for `sievemla replay`")
       ->type_name("DIR");
   command->add_flag("--json", options->json, "Print JSON");
   return [options] { return run(*options); };
