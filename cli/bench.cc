@@ -228,25 +228,36 @@ struct Options {
   bool list = false;
 };
 
-// The cases of a backend; those of the CPU with one thread and with all, or with the number asked for.
-std::vector<std::string> default_cases(const Options& options) {
-  std::vector<std::string> bodies, names;
-  if (options.backend == "cuda" || (options.backend == "auto" && cuda::any_device())) {
-    for (const char* pattern : kGpuCases) expand(pattern, names);
-    return names;
-  }
+std::vector<std::string> gpu_cases() {
+  std::vector<std::string> names;
+  for (const char* pattern : kGpuCases) expand(pattern, names);
+  return names;
+}
+
+// With one thread and with all, or with the number asked for.
+std::vector<std::string> cpu_cases(const Options& options) {
   std::vector<int> threads = {1, Backend::cpu().threads()};
   if (options.threads > 0) threads = {static_cast<int>(options.threads)};
   if (threads.front() == threads.back()) threads.resize(1);
+  std::vector<std::string> bodies, names;
   for (const char* pattern : kCpuCases) expand(pattern, bodies);
   for (const std::string& body : bodies)
     for (const int t : threads) names.push_back(fmt::format("cpu.{}.t{}", body, t));
   return names;
 }
 
+// What runs if no case is named: one backend's. What patterns choose from: `all` that can run.
+std::vector<std::string> default_cases(const Options& options, bool all) {
+  const bool gpu = options.backend == "cuda" || (options.backend == "auto" && cuda::any_device());
+  std::vector<std::string> names = gpu ? gpu_cases() : std::vector<std::string>();
+  if (!gpu || (all && options.backend == "auto"))
+    for (std::string& name : cpu_cases(options)) names.push_back(std::move(name));
+  return names;
+}
+
 // The default cases that match a pattern, and every full name that a pattern is.
 std::vector<Case> chosen(const Options& options) {
-  const std::vector<std::string> defaults = default_cases(options);
+  const std::vector<std::string> defaults = default_cases(options, !options.patterns.empty());
   std::vector<std::string> names = options.patterns.empty() ? defaults : std::vector<std::string>();
   const auto add = [&](const std::string& name) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
