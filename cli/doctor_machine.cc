@@ -2,7 +2,6 @@
 // Copyright The SieveMLA authors
 // cli/doctor_machine.cc -- facts of the machine: driver and GPUs by NVML, else by libcuda, opened at run time; toolkit,
 // Python packages and memory from files.
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <sstream>
 
 #include "cli/doctor.h"
+#include "cli/library.h"
 #include "cli/machine.h"
 #include "model/json.h"
 #include "sievemla/error.h"
@@ -29,21 +29,6 @@ std::string environment(const char* name) {
 }
 
 // ---- driver and GPUs --------------------------------------------------------------------------------
-
-// A library of the driver's. Never closed: its threads may live on.
-class Library {
- public:
-  explicit Library(const char* name) : handle_(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {}
-  explicit operator bool() const { return handle_ != nullptr; }
-  // Null where an older driver does not have it.
-  template <class F>
-  F* find(const char* symbol) const {
-    return reinterpret_cast<F*>(dlsym(handle_, symbol));
-  }
-
- private:
-  void* handle_;
-};
 
 // Our own prototypes of nvml.h and cuda.h, so that neither is needed to build.
 struct NvmlMemory {

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <vector>
-
-#include "cli/inputs.h"
+#include <utility>
 
 namespace sievemla::cli {
 
@@ -22,6 +20,10 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
     call();
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
+  return timing_of(std::move(us));
+}
+
+Timing timing_of(std::vector<double> us) {
   std::sort(us.begin(), us.end());
   const auto quantile = [&](double q) {
     return us[static_cast<std::size_t>(std::lround(q * static_cast<double>(us.size() - 1)))];
@@ -36,11 +38,6 @@ double tolerance(const Backend& backend) {
     case BackendKind::cuda: return 1e-2;       // bf16 operands: 2^-8 each
   }
   return 0;
-}
-
-Scratch::Scratch(const Backend& backend, std::int64_t bytes) : memory_(cuda::Memory::on(backend.device(), bytes)) {
-  cuda::copy(backend.device(), memory_.data(), std::vector(static_cast<std::size_t>(bytes), kPoison).data(), bytes);
-  workspace_init(backend, workspace());
 }
 
 }  // namespace sievemla::cli
