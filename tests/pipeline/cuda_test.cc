@@ -151,7 +151,7 @@ TEST_F(PipelineOnCuda, GraphReplayedWithNewLengths) {
 // the stages keep at its front.
 TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   const Backend cuda = backend();
-  constexpr std::int64_t kKeys = 1 << 20, kRows = 48, kHeads = 32, kTopk = 2048, kPage = 64;
+  constexpr std::int64_t kKeys = 1 << 20, kRows = 4096, kHeads = 32, kTopk = 2048, kPage = 64;
   Random random(13);
   std::vector<std::uint8_t> keys(kKeys * kIndexKeyBytes), q(kRows * kHeads * kIndexDim);
   for (std::int64_t page = 0; page < kKeys / kPage; ++page) {
@@ -169,7 +169,7 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   const std::vector<float> weights = random.f32s(kRows * kHeads);
   Ids table(kKeys / kPage), lengths;
   std::iota(table.begin(), table.end(), 0);
-  for (std::int64_t t = 0; t < kRows; ++t) lengths.push_back(static_cast<std::int32_t>(kKeys - t * 1000));
+  for (std::int64_t t = 0; t < kRows; ++t) lengths.push_back(static_cast<std::int32_t>(kKeys - t * 200));
   OnDevice device(cuda.device());
   SelectArgs args;
   args.score.q = device.put(tensor(q.data(), {kRows, kHeads, kIndexDim}));
