@@ -437,13 +437,11 @@ class JsonFile {
 
 // The word behind --json is a file, even if it was meant to be a case.
 void check_json(const std::string& path) {
-  const bool a_case = std::any_of(families().begin(), families().end(),
-                                  [&](const Family& family) {
-                                    return path.starts_with(std::string(family.name) + ".") ||
-                                           path.starts_with(std::string("cpu.") + family.name);
-                                  }) &&
-                      path.find('/') == std::string::npos && !path.ends_with(".json");
-  expects(!a_case, "--json takes a file, and this looks like a case", "bench", "'", path, "'");
+  const std::string body = path.starts_with("cpu.") ? path.substr(4) : path;
+  bool a_case = false;
+  for (const Family& family : families()) a_case |= body.starts_with(std::string(family.name) + "." + family.formats);
+  expects(!a_case || path.ends_with(".json"), "--json takes a file, and this looks like a case", "bench", "'", path,
+          "'");
 }
 
 int run(const Options& options) {

@@ -139,7 +139,7 @@ TEST_F(PipelineOnCuda, GraphReplayedWithNewLengths) {
   for (int i = 0; i < 1000; ++i) {
     Ids now = problem.lengths;
     for (std::int32_t& n : now) n = static_cast<std::int32_t>(random.below(n + 2)) - 1;
-    cuda::copy(lengths.device, lengths.data, now.data(), std::ssize(now) * 4);
+    cuda_copy(lengths.data, now.data(), std::ssize(now) * 4);
     graph.replay(stream.handle), stream.wait();
     const LayerProblem::Result replayed = layer.result();
     sparse_layer(cuda, layer.args, workspace, on), stream.wait();
@@ -151,7 +151,7 @@ TEST_F(PipelineOnCuda, GraphReplayedWithNewLengths) {
 // the stages keep at its front.
 TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   const Backend cuda = backend();
-  constexpr std::int64_t kKeys = 1 << 20, kRows = 48, kHeads = 32, kTopk = 2048, kPage = 64;
+  constexpr std::int64_t kKeys = 1 << 20, kRows = 4096, kHeads = 32, kTopk = 2048, kPage = 64;
   Random random(13);
   std::vector<std::uint8_t> keys(kKeys * kIndexKeyBytes), q(kRows * kHeads * kIndexDim);
   for (std::int64_t page = 0; page < kKeys / kPage; ++page) {
@@ -169,7 +169,7 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   const std::vector<float> weights = random.f32s(kRows * kHeads);
   Ids table(kKeys / kPage), lengths;
   std::iota(table.begin(), table.end(), 0);
-  for (std::int64_t t = 0; t < kRows; ++t) lengths.push_back(static_cast<std::int32_t>(kKeys - t * 1000));
+  for (std::int64_t t = 0; t < kRows; ++t) lengths.push_back(static_cast<std::int32_t>(kKeys - t * 200));
   OnDevice device(cuda.device());
   SelectArgs args;
   args.score.q = device.put(tensor(q.data(), {kRows, kHeads, kIndexDim}));
@@ -227,7 +227,7 @@ class Standing {
 
   std::vector<std::byte> result(const Call& call) const {
     std::vector<std::byte> bytes(static_cast<std::size_t>(call.out.elements() * size_of(call.out.dtype)));
-    cuda::copy(cuda_.device(), bytes.data(), call.out.data, std::ssize(bytes));
+    cuda_copy(bytes.data(), call.out.data, std::ssize(bytes));
     return bytes;
   }
 
