@@ -3,8 +3,8 @@
 # mypy: disable-error-code="misc"
 """Every attribute of vLLM that the plugin replaces goes through this file; replaced() lists those of this process.
 
-patches.json says of all of them what, when and why: `sievemla doctor --engine vllm` prints it. The class of each Indexer
-and of its key cache is replaced on the instance (indexer.py), never in vLLM's modules.
+patches.json says of all of them what, when and why: `sievemla doctor --engine vllm` prints it. The class of each
+Indexer and of its key cache is replaced on the instance (indexer.py), never in vLLM's modules.
 """
 
 from __future__ import annotations
