@@ -56,7 +56,7 @@ TensorView Place::put(const TensorView& view) {
 
 void Place::take_back(const TensorView& view) {
   if (!copied_ || !view) return;
-  gpu::wait(backend_.device(), kPatience);
+  gpu::wait(backend_.device());
   gpu::copy(view.data, copies_.at(view.data).there, span_bytes(view));
 }
 
@@ -82,7 +82,7 @@ void Place::repeat(const TensorView& contiguous, const TensorView& there) {
 
 TensorView Place::here(const TensorView& contiguous) {
   if (!copied_) return contiguous;
-  gpu::wait(backend_.device(), kPatience);
+  gpu::wait(backend_.device());
   here_.resize(static_cast<std::size_t>(span_bytes(contiguous)));
   gpu::copy(here_.data(), contiguous.data, span_bytes(contiguous));
   TensorView view = contiguous;

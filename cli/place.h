@@ -12,8 +12,6 @@
 
 namespace sievemla::cli {
 
-inline constexpr double kPatience = 30;  // seconds that a device may take before it counts as stuck
-
 class Place {
  public:
   explicit Place(const Backend& backend) : backend_(backend), copied_(backend.kind() == BackendKind::cuda) {}

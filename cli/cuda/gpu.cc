@@ -24,7 +24,7 @@ constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
 constexpr int kRuns = 50, kBatch = 25, kGraphCalls = 20;
 constexpr double kLong = 200,
                  kWarmSeconds = 0.3;  // microseconds of a call that first gets the clock warm, and for how long
-constexpr double kPatience = 30;      // seconds for a batch
+constexpr double kPatience = 30;      // seconds before a kernel counts as stuck
 
 std::atomic<bool> stuck{false};
 
@@ -70,16 +70,16 @@ class Gate {
   std::atomic<bool> opened_{false};
 };
 
-void wait_for(cudaStream_t stream, double seconds) {
+void wait_for(cudaStream_t stream) {
   const auto begin = Clock::now();
   for (;;) {
     const cudaError_t state = cudaStreamQuery(stream);
     if (state != cudaErrorNotReady) return check(state, "the device's work");
-    if (std::chrono::duration<double>(Clock::now() - begin).count() > seconds) {
+    if (std::chrono::duration<double>(Clock::now() - begin).count() > kPatience) {
       stuck = true;
       throw DeviceError(
           error_message("the device must end its work", "gpu",
-                        "none after " + std::to_string(static_cast<int>(seconds)) + " s: a kernel hangs"));
+                        "none after " + std::to_string(static_cast<int>(kPatience)) + " s: a kernel hangs"));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
@@ -121,7 +121,7 @@ void batch(Device device, cudaStream_t stream, const std::function<void()>& befo
     }
   }
   last_clocks = {mhz_of(device, 1), mhz_of(device, 2)};
-  wait_for(stream, kPatience);
+  wait_for(stream);
   for (std::size_t i = 0; i < kBatch; ++i) {
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin[i].value, end[i].value), "cudaEventElapsedTime");
@@ -146,15 +146,15 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 void fill(void* memory, std::byte value, std::int64_t bytes) {
   check(cudaMemset(memory, static_cast<int>(value), static_cast<std::size_t>(bytes)), "cudaMemset");
 }
-void wait(Device device, double seconds) {
+void wait(Device device) {
   check(cudaSetDevice(device.index), "cudaSetDevice");
-  wait_for(nullptr, seconds);
+  wait_for(nullptr);
 }
 bool hangs() { return stuck; }
 
 Timing time(Device device, const std::function<void(Stream)>& call, L2 l2) {
   check(cudaSetDevice(device.index), "cudaSetDevice");
-  wait_for(nullptr, kPatience);  // what was copied so far is not ordered with the stream below
+  wait_for(nullptr);  // what was copied so far is not ordered with the stream below
   OwnedStream stream;
   check(cudaStreamCreateWithFlags(&stream.value, cudaStreamNonBlocking), "cudaStreamCreate");
   std::function<void()> before = [] {}, once = [&] { call({stream.value}); };
@@ -181,7 +181,7 @@ Timing time(Device device, const std::function<void(Stream)>& call, L2 l2) {
   if (us[kBatch / 2] / calls > kLong)
     for (const auto begin = Clock::now(); std::chrono::duration<double>(Clock::now() - begin).count() < kWarmSeconds;) {
       for (int i = 0; i < 5; ++i) once();
-      wait_for(stream.value, kPatience);
+      wait_for(stream.value);
     }
   us.clear();
   while (static_cast<int>(us.size()) < kRuns) batch(device, stream.value, before, once, us);
