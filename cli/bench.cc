@@ -319,6 +319,8 @@ void share_peaks(std::vector<Row>& rows) {
     if (row.peak > 0) row.peak = best[{*row.job.isa, row.c.threads}];
 }
 
+std::string rate_text(double x) { return fmt::format("{:.{}f}", x, x < 10 ? 2 : x < 1000 ? 1 : 0); }
+
 double rounded(double x, int digits) {  // to significant digits: a timing has no more
   return x == 0 || !std::isfinite(x) ? x : std::stod(fmt::format("{:.{}g}", x, digits));
 }
@@ -424,11 +426,13 @@ class JsonFile {
 
 // The word behind --json is a file, even if it was meant to be a case.
 void check_json(const std::string& path) {
-  const std::string body = path.starts_with("cpu.") ? path.substr(4) : path;
-  bool a_case = false;
-  for (const Family& family : families()) a_case |= body.starts_with(std::string(family.name) + "." + family.formats);
-  expects(!a_case || path.ends_with(".json"), "--json takes a file, and this looks like a case", "bench", "'", path,
-          "'");
+  const bool a_case = std::any_of(families().begin(), families().end(),
+                                  [&](const Family& family) {
+                                    return path.starts_with(std::string(family.name) + ".") ||
+                                           path.starts_with(std::string("cpu.") + family.name);
+                                  }) &&
+                      path.find('/') == std::string::npos && !path.ends_with(".json");
+  expects(!a_case, "--json takes a file, and this looks like a case", "bench", "'", path, "'");
 }
 
 int run(const Options& options) {
@@ -463,12 +467,10 @@ int run(const Options& options) {
   for (const Row& row : rows) {
     const Timing& t = row.timing;
     if (row.right())
-      table.row({row.c.name, time_text(t.us), time_text(t.us_min),
-                 row.job.flops > 0 ? fmt::format("{:.1f}", row.gflops()) : "-",
+      table.row({row.c.name, time_text(t.us), time_text(t.us_min), row.job.flops > 0 ? rate_text(row.gflops()) : "-",
                  row.peak > 0 ? fmt::format("{:.0f}", row.peak) : "-",
                  row.peak > 0 ? fmt::format("{:.0f} %", row.gflops() / row.peak * 100) : "-",
-                 fmt::format("{:.2f}", row.job.bytes / t.us_min * 1e-3), error_text(row.error),
-                 std::to_string(t.runs)});
+                 rate_text(row.job.bytes / t.us_min * 1e-3), error_text(row.error), std::to_string(t.runs)});
     else table.row({row.c.name, "WRONG", "-", "-", "-", "-", "-", error_text(row.error), "0"});
   }
   print(table.text());

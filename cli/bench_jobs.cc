@@ -119,8 +119,9 @@ TensorView folded(const Setting& s, const TensorView& lanes, std::int64_t modulu
 Job attend(const Setting& s, Attend a, std::int64_t pairs, std::int64_t lanes) {
   const std::int64_t tokens = a.there.q.dim(0), heads = a.there.q.dim(1), some = std::min(kChecked, tokens);
   a.there.out = s.place->poisoned(DType::bf16, {tokens, heads, kLatent});
+  const std::int64_t most = (lanes + kPage - 1) / kPage * kPage;  // of a block table on CUDA: whole pages
   const Workspace workspace =
-      s.place->workspace(attention_workspace_bytes(s.backend, {tokens, heads, lanes, kLatent, kRope}));
+      s.place->workspace(attention_workspace_bytes(s.backend, {tokens, heads, most, kLatent, kRope}));
   Job job;
   job.flops = 2.0 * as_double(heads * pairs) * (2 * kLatent + kRope);
   job.bytes = as_double(pairs * info(a.there.kv.format).row_bytes(kLatent, kRope));

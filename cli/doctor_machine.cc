@@ -192,6 +192,23 @@ void find_packages(const std::vector<fs::path>& folders, Machine& m) {
       m.packages.push_back(*at);
 }
 
+// The plugin's list of what it replaces in vLLM, from the first folder that has it.
+void find_patches(const std::vector<fs::path>& folders, Machine& m) {
+  for (const fs::path& folder : folders) {
+    const fs::path file = folder / "sievemla/vllm/patches.json";
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) continue;
+    try {
+      for (const auto& row : model::load_json(file))
+        m.patches.push_back(
+            {row.at("what").get<std::string>(), row.at("when").get<std::string>(), row.at("why").get<std::string>()});
+    } catch (const std::exception&) {
+      m.patches.clear();  // a broken file tells nothing
+    }
+    return;
+  }
+}
+
 // Where the interpreter looks for packages, as far as folders tell: its own prefix first, then the base of a virtual
 // environment that lets it through, then the user's.
 std::vector<fs::path> package_folders(const fs::path& python) {
@@ -233,7 +250,11 @@ Machine look_at_machine() {
   m.cuda_toolkit = toolkit_version();
   for (const char* name : {"python3", "python"})
     if (m.python.empty()) m.python = find_executable(name);
-  if (!m.python.empty()) find_packages(package_folders(m.python), m);
+  if (!m.python.empty()) {
+    const std::vector<fs::path> folders = package_folders(m.python);
+    find_packages(folders, m);
+    find_patches(folders, m);
+  }
   m.host_memory_bytes = host_memory_bytes();
   return m;
 }

@@ -155,14 +155,15 @@ std::vector<Verdict> verify_bisect(const VerifyOptions& options) {
             error_message(rule, fmt::format("{}, --seed {}: {}", v.kernel, seed, p.text), error_text(off), " ", unit));
     };
     constexpr const char *kLanes = "lanes that differ", *kShare = "times the error that may be";
-    const Attended want = attend(Backend::reference(), p, p.attention.rows, p.longest);
+    const std::int64_t whole_pages = p.select.map.block_table.dim(1) * p.select.map.page_size;  // CUDA's bound
+    const Attended want = attend(Backend::reference(), p, p.attention.rows, whole_pages);
     for (std::size_t b = 0; b < options.backends.size(); ++b) {
       const Backend& backend = options.backends[b];
       Verdict* const of = &verdicts[3 * b];
       choose(backend, p);
       judge(of[0], static_cast<double>(misplaced(p)), 0, "a top-k of at least the context selects every row, in order",
             kLanes);
-      const Attended dense = attend(backend, p, p.attention.rows, p.longest);
+      const Attended dense = attend(backend, p, p.attention.rows, whole_pages);
       judge(of[1], share(dense, want, dense.in_f32), 1, "dense attention must match the reference", kShare);
       const Attended sparse = attend(backend, p, Slots{p.select.slots, {}}, p.k);
       judge(of[2], share(sparse, dense, sparse.in_f32) / 2, 1, "attention over every row must be dense attention",

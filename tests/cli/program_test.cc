@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // tests/cli/program_test.cc -- the program as such: help, wrong use, JSON, streams that are closed or full.
+#include <sys/resource.h>
+
 #include "cli/program.h"
 
 namespace sievemla::test {
@@ -232,6 +234,20 @@ TEST(CliStreams, ClosedStdoutDoesNotWriteIntoFiles) {
   const Outcome outcome = run_program({"bench", "--json", file, "cpu.topk.f32.rows1.len9.k3.t1"}, Stdout::closed);
   EXPECT_EQ(outcome.status, 2);
   EXPECT_FALSE(Json::parse(read_file(file), nullptr, false).is_discarded()) << read_file(file);
+}
+
+// Before minutes of loading: of processor time, as other work may have the machine.
+TEST(Cli, DoctorAnswersWithinASecond) {
+  if (*SIEVEMLA_SANITIZED) GTEST_SKIP() << "a sanitizer's time is its own";
+  const auto seconds = [] {
+    rusage used{};
+    getrusage(RUSAGE_CHILDREN, &used);
+    return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+  };
+  const double before = seconds();
+  run_program({"doctor", "--model", SIEVEMLA_GOLDEN_DIR "/glm5-tiny", "--engine", "vllm"});
+  EXPECT_LT(seconds() - before, 1);
 }
 
 }  // namespace
