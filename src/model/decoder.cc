@@ -546,6 +546,17 @@ std::int32_t greedy(std::span<const float> logits) {
   return static_cast<std::int32_t>(best);
 }
 
+namespace {
+
+double logprob(const std::vector<float>& logits, std::int32_t token) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - most);
+  return logits[static_cast<std::size_t>(token)] - most - std::log(sum);
+}
+
+}  // namespace
+
 Generated generate(Decoder& decoder, std::span<const std::int32_t> prompt, const GenerateOptions& options) {
   Generated out;
   if (options.tokens <= 0) return out;
@@ -558,6 +569,7 @@ Generated generate(Decoder& decoder, std::span<const std::int32_t> prompt, const
   while (true) {
     const std::int32_t token = greedy(logits);
     out.tokens.push_back(token);
+    out.logprobs.push_back(logprob(logits, token));
     if (options.on_token) options.on_token(token);
     const bool ended = !options.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end();
     if (ended || static_cast<std::int64_t>(out.tokens.size()) == options.tokens) break;
