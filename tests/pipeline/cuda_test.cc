@@ -3,6 +3,7 @@
 // tests/pipeline/cuda_test.cc -- whole layers on a CUDA device, captured in graphs; all stages at once on two streams.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -86,6 +87,22 @@ TEST_F(PipelineOnCuda, FirstLaunchEverInACapture) {
   for (float x : replayed.out) ASSERT_TRUE(std::isfinite(x));
   sparse_layer(cuda, args, workspace, on), stream.wait();
   EXPECT_TRUE(layer.result() == replayed);
+}
+
+TEST_F(PipelineOnCuda, EveryFunctionHasAKernelHere) {
+  for (const std::string function :
+       {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "index_queries", "index_scores",
+        "topk", "positions_to_slots", "expand_pools", "attention", "combine"}) {
+    bool found = false;
+    for (const KernelInfo& kernel : kernels())
+      found |= kernel.backend == BackendKind::cuda && kernel.runs_here && kernel.name.starts_with(function + "_cuda");
+    EXPECT_TRUE(found) << function;
+  }
+}
+
+TEST_F(PipelineOnCuda, AutoIsTheGpu) {
+  if (std::getenv("SIEVEMLA_BACKEND")) GTEST_SKIP() << "SIEVEMLA_BACKEND says otherwise";
+  EXPECT_EQ(Backend::best().kind(), BackendKind::cuda);
 }
 
 TEST_F(PipelineOnCuda, ALayerIsItsStagesInOrder) {
