@@ -26,14 +26,25 @@ engine() {  # NAME [ENV=VALUE...] -- MODEL ARGS...
   echo "$name: exit $? after $SECONDS s") &
 }
 
-[[ ! -f $here/engines.sh ]] || . "$here/engines.sh"
-wait
+timer() {  # NAME BACKEND KV: waits for the engines to end, then takes its turn
+  (PYTHONPATH=$tree VLLM_CACHE_ROOT="$work/cache-$1" timeout "${SECONDS_EACH:-170}" python3 "$here/step_time.py" \
+    "$work/plain" "$2" "$3" --wait "$work/quiet-$1" > "$out/$1.log" 2>&1
+  grep -h STEP "$out/$1.log" > "$out/$1.json"; echo "$1: exit $? after $SECONDS s") &
+  timers+=("$1:$!")
+}
+
+timers=()
+. "$here/engines.sh"
+for job in $(jobs -p); do
+  [[ " ${timers[*]} " == *":$job "* ]] || wait "$job"
+done
+for timed in "${timers[@]}"; do touch "$work/quiet-${timed%:*}"; wait "${timed#*:}"; done
 for log in "$out"/*.log; do
   name=$(basename "$log" .log)
   [[ $name != make ]] || continue
   echo "== $name"
   if [[ -f $out/$name.json ]]; then
-    grep -hE "RESULT|SHADOW|Using .*(backend|KV cache)|sievemla" "$log" | grep -v "Loading plugin" | cut -c1-330
+    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|STEP|Using .*(backend|KV cache)|report.py" "$log" | cut -c1-300
   else
     grep -vE '^\s*$|\^\^\^' "$log" | tail -12 | cut -c1-260
   fi
