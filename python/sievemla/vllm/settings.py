@@ -8,6 +8,7 @@ import os
 
 MODES = ("auto", "force", "off")
 INDEXERS = ("sievemla", "vllm")
+SELFTESTS = ("once", "skip")
 INDEX_FORMATS = ("fp8", "bf16", "f32")
 
 
@@ -27,6 +28,11 @@ def mode() -> str:
 def indexer() -> str:
     """SIEVEMLA_VLLM_INDEXER: vllm keeps vLLM's own indexer beside our attention, on devices that it has kernels for."""
     return _one_of("SIEVEMLA_VLLM_INDEXER", INDEXERS)
+
+
+def selftest() -> str:
+    """SIEVEMLA_SELFTEST: skip serves without the test of the kernels before the first model on a GPU."""
+    return _one_of("SIEVEMLA_SELFTEST", SELFTESTS)
 
 
 def index_format() -> str:

@@ -33,7 +33,7 @@ engine() {  # NAME [ENV=VALUE...] -- MODEL ARGS...
 }
 
 timer() {  # NAME BACKEND KV: waits for the engines to end, then takes its turn
-  (PYTHONPATH=$tree VLLM_CACHE_ROOT="$work/cache" timeout "${SECONDS_EACH:-170}" python3 "$here/step_time.py" \
+  (PYTHONPATH=$tree VLLM_CACHE_ROOT="$work/cache" timeout $((${SECONDS_EACH:-170} + 25)) python3 "$here/step_time.py" \
     "$work/plain" "$2" "$3" --wait "$work/quiet-$1" > "$out/$1.log" 2>&1
   grep -h STEP "$out/$1.log" > "$out/$1.json"; echo "$1: exit $? after $SECONDS s") &
   timers+=("$1:$!")
@@ -50,7 +50,7 @@ for log in "$out"/*.log; do
   [[ $name != make ]] || continue
   echo "== $name"
   if [[ -s $out/$name.json ]]; then
-    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|STEP|Using .*(backend|KV cache)|report.py" "$log" | cut -c1-300
+    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|STEP|Using .*(backend|KV cache)|report.py|selftest.py" "$log" | cut -c1-300
   else
     grep -vE '^\s*$|\^\^\^' "$log" | tail -12 | cut -c1-260
   fi

@@ -5,8 +5,8 @@
 
 The layer is vLLM's own module: projections, rope, indexer (scores over 32K keys, top-k), cache writes, attention,
 output projection. Its forward, called inside a decode step of the engine, is captured into a CUDA graph and replayed;
-L2 is flushed before each replay. Caches hold random rows, block tables random pages. --wait: until FILE is there, so that
-others have left the GPU.
+L2 is flushed before each replay. Caches hold random rows, block tables random pages. --wait: until FILE is there, so
+that others have left the GPU.
 """
 import argparse
 import os
