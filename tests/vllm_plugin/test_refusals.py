@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sievemla.vllm
-from sievemla.vllm import settings, shared_layers, versions
+from sievemla.vllm import agreement, settings, shared_layers, versions
 from sievemla.vllm.serves import canonical, refusals
 
 from .conftest import Engines
@@ -74,6 +74,13 @@ def test_a_pipeline_stage_begins_with_a_layer_that_selects(stages):
 def test_no_partition_without_enough_layers_that_select():
     few = SimpleNamespace(num_hidden_layers=4, index_topk_pattern="FSSS")
     assert "use fewer stages" in shared_layers.refusal(few, 2)
+
+
+def test_ranks_that_differ_are_named():
+    same = {"version": "0.1.0 abc", "kernels": "1"}
+    assert agreement.disagreement([same, dict(same), dict(same)]) is None
+    said = agreement.disagreement([same, dict(same), {**same, "kernels": "2"}])
+    assert "kernels: 1 on 0, 1; 2 on 2" in said
 
 
 def test_a_setting_that_does_not_exist_names_those_that_do(monkeypatch):

@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import MLAAttentionImpl
 
 import sievemla
 
-from . import selftest, settings, shared_layers, versions
+from . import agreement, selftest, settings, shared_layers, versions
 from .indexer import adopt
 from .metadata import StepMetadata
 from .report import report
@@ -87,6 +87,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
                 kv_format=self.format(torch.uint8 if kv_cache_dtype == "fp8_ds_mla" else config.model_config.dtype),
                 index_format=settings.index_format(),
             )
+            agreement.check_once(agreement.facts(shape.kv_format, shape.index_format, self.scale_rule))
             selftest.run_once(shape, self.workspace.backend, buffer.device)
             report(self, config)
 
