@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <vector>
+#include <utility>
 
 #include "cli/inputs.h"
 
@@ -22,6 +22,10 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
     call();
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
+  return timing_of(std::move(us));
+}
+
+Timing timing_of(std::vector<double> us) {
   std::sort(us.begin(), us.end());
   const auto quantile = [&](double q) {
     return us[static_cast<std::size_t>(std::lround(q * static_cast<double>(us.size() - 1)))];

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "cuda/memory.h"
 #include "sievemla/backend.h"
@@ -24,6 +25,7 @@ struct Effort {
 };
 inline constexpr Effort kReplayEffort = {1, 20, 0, 0.1};
 
+Timing timing_of(std::vector<double> us);  // of the times of all runs
 Timing median_us(const std::function<void()>& call, const Effort& effort);
 
 // The largest relative error (base/compare.h) of f32 results against double arithmetic on the same bytes.

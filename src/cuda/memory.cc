@@ -18,7 +18,7 @@ Memory Memory::of_host(std::int64_t bytes) {
 }
 
 TensorView Copies::put(TensorView view) {
-  if (!view || device_.type == DeviceType::cpu) return view;
+  if (!view || view.device == device_) return view;
   std::int64_t last = 0;
   for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
   const std::int64_t bytes = view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0;
@@ -54,8 +54,13 @@ Memory Memory::on(Device device, std::int64_t bytes) {
 }
 
 void copy(Device device, void* to, const void* from, std::int64_t bytes) {
-  if (device.type == DeviceType::cpu) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  else check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "copy");
+  if (device.type == DeviceType::cpu) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    return;
+  }
+  const CurrentDevice current(device.index);
+  check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "copy");
+  check(cudaStreamSynchronize(nullptr), "copy");  // from pageable memory, cudaMemcpy returns before the last bytes land
 }
 
 void wait(Device device) {

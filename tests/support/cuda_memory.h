@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "cuda/memory.h"
-#include "sievemla/attention.h"
+#include "sievemla/sievemla.h"
 
 namespace sievemla::test {
 
@@ -20,16 +20,43 @@ class OnDevice : public cuda::Copies {
   using Copies::Copies;
   using Copies::put;
   AttentionArgs put(AttentionArgs args) {
-    args.q = put(args.q), args.q_rope = put(args.q_rope), args.kv.pages = put(args.kv.pages),
-    args.sink = put(args.sink);
-    args.out = put(args.out), args.lse = put(args.lse);
-    if (Slots* slots = std::get_if<Slots>(&args.rows)) {
-      slots->indices = put(slots->indices), slots->topk_length = put(slots->topk_length);
-    } else {
-      BlockTable& blocks = std::get<BlockTable>(args.rows);
-      blocks.table = put(blocks.table), blocks.lengths = put(blocks.lengths);
-    }
+    put_all(args.q, args.q_rope, args.kv.pages, args.sink, args.out, args.lse);
+    if (Slots* slots = std::get_if<Slots>(&args.rows)) put_all(slots->indices, slots->topk_length);
+    if (BlockTable* blocks = std::get_if<BlockTable>(&args.rows)) put_all(blocks->table, blocks->lengths);
     return args;
+  }
+  WriteLatentArgs put(WriteLatentArgs args) {
+    put_all(args.latent, args.rope, args.slots, args.cache.pages);
+    return args;
+  }
+  WriteIndexKeysArgs put(WriteIndexKeysArgs args) {
+    put_all(args.k, args.norm_weight, args.norm_bias, args.rope.positions, args.rope.cos_sin, args.slots,
+            args.cache.pages);
+    return args;
+  }
+  IndexQueryArgs put(IndexQueryArgs args) {
+    put_all(args.q, args.weights, args.rope.positions, args.rope.cos_sin, args.out_q, args.out_weights);
+    return args;
+  }
+  IndexScoreArgs put(IndexScoreArgs args) {
+    put_all(args.q, args.weights, args.paged.cache.pages, args.paged.block_table, args.paged.row_request,
+            args.contiguous.keys, args.contiguous.scales, args.contiguous.starts, args.lengths, args.logits);
+    return args;
+  }
+  TopkArgs put(TopkArgs args) {
+    put_all(args.scores, args.starts, args.lengths, args.positions, args.slots, args.map.block_table,
+            args.map.row_request);
+    return args;
+  }
+  CombineArgs put(CombineArgs args) {
+    put_all(args.partial_out, args.partial_lse, args.sink, args.out, args.lse);
+    return args;
+  }
+
+ private:
+  template <class... Views>
+  void put_all(Views&... views) {
+    ((views = put(views)), ...);
   }
 };
 
