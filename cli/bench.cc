@@ -50,6 +50,8 @@ constexpr const char* kDefaultCases[] = {
     "chain.fp8.h32.b1.ctx32768.k2048",
     "step.fp8.h32.H64.b1.ctx32768.k2048",
     "step.fp8.h32.H64.b16.ctx32768.k2048",
+    "kv.write.fp8_ds_mla.n1024",
+    "kv.gather.fp8_ds_mla.n1024",
 };
 
 struct Case {
@@ -97,6 +99,7 @@ void check_sizes(const Case& c) {
   expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
           attends ? field("h") : field("H"));
   expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  expects(field("n") <= kBenchSlots, "rows lie in different slots", where, field("n"), " of ", kBenchSlots);
   const std::int64_t keys = std::string_view(c.family->name) == "attend.decode" ? decode_span(field("b")) : field("kv");
   if (keys < 0) return;
   expects(field("s") <= keys || attends, "a prefill has no more tokens than keys", where, field("s"), " of ", keys);

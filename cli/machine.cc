@@ -143,9 +143,9 @@ double peak_gflops(const Peak& peak, const Backend& backend) {
 }
 
 Machine this_machine() {
-  Machine machine{cpu_name(), usable_cores(), features(), {}};
+  Machine machine{cpu_name(), usable_cores(), features(), {}, cpu::info(cpu::machine_tiers().best).name};
   for (const cpu::IsaInfo& row : cpu::kIsas)
-    if (row.isa <= cpu::machine_isa()) machine.tiers.emplace_back(row.name);
+    if (row.isa <= cpu::machine_tiers().highest) machine.tiers.emplace_back(row.name);
   return machine;
 }
 
