@@ -419,8 +419,9 @@ Job kv_write(const Setting& s) {
   args.cache = row_cache(s, {});
   Job job;
   job.bytes = row_bytes(s, args.cache);
-  job.call = [args, inputs = s.inputs, backend = s.backend] { write_latent(backend, args); };
-  job.error = [args, want = row_cache(s, {}), inputs = s.inputs] {
+  job.call = [s, there = s.place->put_all(args)](Stream stream) { write_latent(s.backend, there, stream); };
+  job.error = [s, args, want = row_cache(s, {})] {
+    s.place->take_back(args.cache.pages);
     WriteLatentArgs again = args;
     again.cache = want;
     write_latent(Backend::reference(), again);
@@ -440,10 +441,11 @@ Job kv_gather(const Setting& s) {
   args.out = s.inputs->poisoned(DType::bf16, {s["n"], kLatent + kRope});
   Job job;
   job.bytes = row_bytes(s, args.cache);
-  job.call = [args, inputs = s.inputs, backend = s.backend] { gather_latent(backend, args); };
-  job.error = [args, inputs = s.inputs] {
+  job.call = [s, there = s.place->put_all(args)](Stream stream) { gather_latent(s.backend, there, stream); };
+  job.error = [s, args] {
+    s.place->take_back(args.out);
     GatherLatentArgs want = args;
-    want.out = inputs->poisoned(DType::bf16, {args.out.dim(0), args.out.dim(1)});
+    want.out = s.inputs->poisoned(DType::bf16, {args.out.dim(0), args.out.dim(1)});
     gather_latent(Backend::reference(), want);
     return bits_error(args.out, want.out);
   };
