@@ -27,6 +27,42 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
+// ---- global -> registers, of what is read once --------------------------------------------------------
+
+// For lines that shall leave L2 before others.
+__device__ inline std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  return policy;
+}
+// Loads 16 bytes past L1, if `wanted`. In program order.
+__device__ inline void load_once(float4& x, const float4* g_from, bool wanted, std::uint64_t policy) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
+      "@p ld.global.L1::no_allocate.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %6;\n}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(g_from), "r"(static_cast<int>(wanted)), "l"(policy)
+      : "memory");
+}
+
+// Has the line brought into L2.
+__device__ inline void prefetch_l2(const void* g_from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(g_from)); }
+
+// ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing)
+
+// It may start; what it reads of this one it reads after wait_for_kernel.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before is done, and its writes are there.
+__device__ inline void wait_for_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Afterwards r[i] holds
