@@ -20,6 +20,10 @@ __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int b
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
+// All of 8 bytes.
+__device__ inline void cp_async_8(std::uint32_t s_to, const void* g_from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(s_to), "l"(g_from) : "memory");
+}
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Left` of the newest groups are in flight.
 template <int Left>

@@ -26,6 +26,25 @@ __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
       "r"(phase)
       : "memory");
 }
+// One of the expected arrivals, which also announces bytes that copies to shared memory will bring.
+__device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
+}
+// For what is read once: it takes the place of its like in L2, not of what others keep there.
+__device__ inline std::uint64_t evict_first() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// Copies bytes, a multiple of 16, which the barrier has been told of.
+__device__ inline void bulk_copy(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
+                                 std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          s_to),
+      "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(policy)
+      : "memory");
+}
 // Orders this thread's reads and writes of shared memory, and those it knows of, with those of the tensor cores.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -34,7 +53,11 @@ __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::c
 __device__ inline void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// The same; whether `x` holds for any thread.
+// Counts this warp as there, and goes on.
+__device__ inline void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// As barrier_sync; whether `x` holds for any thread.
 __device__ inline bool barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile(
