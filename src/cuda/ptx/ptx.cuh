@@ -16,7 +16,10 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
-// The same with 4 bytes, or 0.
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(s_to), "l"(g_from) : "memory");
+}
+// The first `bytes` (4 or 0) of 4 bytes.
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
@@ -43,6 +46,12 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(s_row)
                : "memory");
+}
+
+__device__ inline float load_shared(std::uint32_t s_from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(s_from) : "memory");
+  return x;
 }
 
 // ---- arithmetic -------------------------------------------------------------------------------------
