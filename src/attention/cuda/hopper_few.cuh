@@ -30,12 +30,13 @@ struct FewHeadsSmem {
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
   alignas(1024) unsigned char weights[Tile::kGroups][kCopies][kBlockBytes];
-  alignas(128) unsigned char rows[Tile::kSlots][16 * Rows::kStride];  // in the end: the result
+  union {
+    alignas(128) unsigned char rows[Tile::kSlots][16 * Rows::kStride];
+    alignas(128) float shares[Tile::kGroups][Tile::kHeads][kLatent + 4];  // in the end; no bank twice
+  };
   alignas(8) std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];  // mbarriers
   unsigned short live[Tile::kSlots];                                 // bit per row: not a hole
   alignas(16) const unsigned char* from[4][32];                      // rows that a producer's warp is at
-  const void* list;                                                  // of the unit
-  int begin, end;                                                    // lanes of the unit that are this part's
   int visible[Tile::kHeads];                                         // lanes of this part that the head may see
   std::int64_t out_at[Tile::kHeads];                                 // of the head's row in out, in elements
   // Of a consumer: what its scores are relative to, and the sum of its weights when last it was added up.
@@ -54,15 +55,16 @@ struct FewHeads {
   static constexpr int kGroups = Tile::kGroups, kGroup = 128, kConsumers = kGroups * kGroup;
   static constexpr int kBatch = Tile::kBatch;  // fragments made while as many are multiplied
   static constexpr int kMine = kHeads / 4;     // heads that a thread meets: 8 (i / 2) + 2 c + i % 2
-  static constexpr int kPitch = kLatent + 4;   // of the result in shared memory, in floats: no bank twice
   static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   // P carries kKeyFactor, as the scores do.
   static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
-  static_assert(sizeof(Smem::rows) >= sizeof(float) * kHeads * kPitch);
+  static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
+  static_assert(kGroup >= kSlots);
 
   const CudaParams& p;
   Smem& s;
-  const Part& part;
+  const Part part;
+  const int begin, end;  // lanes of the unit that are this part's
   const int first_head, tiles;
   const int thread = threadIdx.x, lane = thread % 32;
   const int warp = uniform(thread / 32 % 4), group = uniform(thread / kGroup);
@@ -70,12 +72,18 @@ struct FewHeads {
   // Known to the compiler to be the same in all lanes, as an operand's address in shared memory should be.
   __device__ static int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-  __device__ FewHeads(const CudaParams& params, Smem& smem, int head)
+  __device__ FewHeads(const CudaParams& params, Smem& smem, const Part& of, int head)
       : p(params),
         s(smem),
-        part(smem.plan.part),
+        part(of),
+        begin(first_tile(of, of.index) * kTokens),
+        end(min(of.lanes, first_tile(of, of.index + 1) * kTokens)),
         first_head(head),
-        tiles(uniform((smem.end - smem.begin + kTokens - 1) / kTokens)) {}
+        tiles(uniform(max(0, end - begin + kTokens - 1) / kTokens)) {}
+  __device__ static int first_tile(const Part& of, int index) {
+    const int all = (of.lanes + kTokens - 1) / kTokens;
+    return of.parts == 1 ? all * index : all / of.parts * index + min(index, all % of.parts);
+  }
 
   __device__ static int slot_of(int tile, int i) { return static_cast<int>(static_cast<unsigned>(4 * tile + i) % kSlots); }
   __device__ static unsigned round_of(int tile, int i) { return static_cast<unsigned>(4 * tile + i) / kSlots; }
@@ -88,15 +96,15 @@ struct FewHeads {
   // ---- producer -------------------------------------------------------------------------------------
 
   // Rows are looked up for two tiles at a time: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
-  __device__ int lane_of(int pair) const { return s.begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
-  __device__ std::int64_t named_by(int pair) const {
+  __device__ int lane_of(int pair) const { return begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
+  __device__ std::int64_t named_by(const void* list, int pair) const {
     const int at = lane_of(pair);
-    return at < s.end ? read_lane(p, s.list, at) : -1;
+    return at < end ? read_lane(p, list, at) : -1;
   }
   // Leaves the rows in s.from, any address for a hole; a bit per row: not a hole.
   __device__ unsigned look_up(std::int64_t named, int pair) {
     const int at = lane_of(pair);
-    const std::int64_t offset = at < s.end ? row_offset(p, named, at) : -1;
+    const std::int64_t offset = at < end ? row_offset(p, named, at) : -1;
     __syncwarp();
     s.from[warp][lane] = p.rows + max(offset, std::int64_t{0});
     __syncwarp();
@@ -105,12 +113,13 @@ struct FewHeads {
 
   // Starts the copy of 16 rows; a hole becomes zeros.
   template <bool Holes>
-  __device__ void gather(const unsigned char* const* from, unsigned live, std::uint32_t to) const {
+  __device__ void gather(const unsigned char* const* from, unsigned live, std::uint32_t to,
+                         std::uint64_t policy) const {
     constexpr int kPieces = Rows::kBytes / 16, kWhole = kPieces / 32, kRest = kPieces % 32;
     const auto copy = [&](int row, int piece, const unsigned char* of) {
       const std::uint32_t at = to + row * Rows::kStride + piece * 16;
-      if constexpr (Holes) cuda::cp_async_16(at, of + piece * 16, live >> row & 1 ? 16 : 0);
-      else cuda::cp_async_16(at, of + piece * 16);
+      if constexpr (Holes) cuda::cp_async_16(at, of + piece * 16, live >> row & 1 ? 16 : 0, policy);
+      else cuda::cp_async_16(at, of + piece * 16, policy);
     };
 #pragma unroll(Holes ? 1 : 8)
     for (int row = 0; row < 16; row += 2) {
@@ -132,13 +141,20 @@ struct FewHeads {
   }
 
   __device__ void produce() {
-    std::int64_t named = named_by(0), next = named_by(1), later = named_by(2);
+    const void* const list = list_of(p, part.unit);
+    std::int64_t named = named_by(list, 0), next = named_by(list, 1), later = named_by(list, 2);
+    const std::uint64_t policy = cuda::l2_policy(p.rows_once);
+    const int mine = thread - kConsumers;
+    if (mine < kSlots) cuda::mbarrier_init(full(mine), 2 * 32), cuda::mbarrier_init(empty(mine), 4);
+    cuda::fence_async();
+    cuda::barrier_sync(kMet, kGroup);
+    cuda::barrier_arrive(kReady, Tile::kThreads);
     unsigned live = 0;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, live >>= 16) {
       if (tile % 2 == 0) {
         live = look_up(named, tile / 2);
-        named = next, next = later, later = named_by(tile / 2 + 3);
+        named = next, next = later, later = named_by(list, tile / 2 + 3);
       }
       const int slot = slot_of(tile, warp);
       const unsigned round = round_of(tile, warp);
@@ -146,8 +162,8 @@ struct FewHeads {
       if (lane == 0) s.live[slot] = static_cast<unsigned short>(live);
       const unsigned char* const* const from = &s.from[warp][tile % 2 * 16];
       const std::uint32_t to = cuda::shared_address(s.rows[slot]);
-      if ((live & 0xFFFF) == 0xFFFF) gather<false>(from, live, to);
-      else gather<true>(from, live, to);
+      if ((live & 0xFFFF) == 0xFFFF) gather<false>(from, live, to, policy);
+      else gather<true>(from, live, to, policy);
       cuda::mbarrier_arrive_landed(full(slot));
       cuda::mbarrier_arrive(full(slot));
     }
@@ -175,7 +191,7 @@ struct FewHeads {
   __device__ static float shift_of(float top) { return top == -INFINITY ? 0.f : top; }
   __device__ void sync() const { cuda::barrier_sync(1 + group, kGroup); }
   __device__ bool any(bool x) const { return uniform(cuda::barrier_any(1 + group, kGroup, x)) != 0; }
-  __device__ static void sync_all() { cuda::barrier_sync(1 + kGroups, kConsumers); }
+  __device__ static void sync_all() { cuda::barrier_sync(kReady, kConsumers); }
 
   // Heads past the last compute on a copy of it.
   __device__ void load_q() {
@@ -196,7 +212,6 @@ struct FewHeads {
         *reinterpret_cast<uint4*>(s.q[step / 4] + cuda::swizzled(local, step % 4 * 2 + j)) = z[j];
     }
     cuda::fence_async();
-    sync_all();
   }
 
   // Key fragments, as batch b: of the rope, or batch `latent` of the latent.
@@ -431,10 +446,11 @@ struct FewHeads {
       const int head = first_head + thread;
       const bool exists = head < p.fold * p.heads;
       const HeadPlace at = place_of(p, part.unit, exists ? head : 0);
-      s.visible[thread] = exists ? lanes_of_token(p, part.unit, head / p.heads) - s.begin : INT_MAX;
+      s.visible[thread] = exists ? lanes_of_token(p, part.unit, static_cast<int>(at.token) - part.unit * p.fold) - begin : INT_MAX;
       s.out_at[thread] = at.token * p.out_token + at.head * p.out_head;
     }
     load_q();
+    cuda::barrier_sync(kReady, Tile::kThreads);
     const int least = __reduce_min_sync(~0u, s.visible[lane % kHeads]);
 #pragma unroll
     for (int m = 0; m < kMine; ++m) sum[m] = 0.f;
@@ -460,26 +476,27 @@ struct FewHeads {
     write(item, groups, cta_group);
   }
 
-  // The result of both consumers, times `factor`, into shared memory.
-  __device__ void add_up(const float (&factor)[kMine]) {
-    float* const to = reinterpret_cast<float*>(s.rows);
-#pragma unroll 1
-    for (int turn = 0; turn < kGroups; ++turn) {
-      if (turn == group) {
+  // This consumer's share of the result into shared memory.
+  __device__ void put_share(const float (&factor)[kMine]) {
 #pragma unroll
-        for (int b = 0; b < 8; ++b)
+    for (int b = 0; b < 8; ++b)
 #pragma unroll
-          for (int m = 0; m < kMine; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              const int column = b / 2 * 128 + warp * 32 + b % 2 * 16 + (Rows::kPairedColumns ? 2 * g + r : g + 8 * r);
-              float& z = to[head_of(m) * kPitch + column];
-              const float mine = o[b][place(m, r)] * factor[m];
-              z = turn == 0 ? mine : z + mine;
-            }
+      for (int m = 0; m < kMine; ++m) {
+        float* const at = s.shares[group][head_of(m)] + b / 2 * 128 + warp * 32 + b % 2 * 16;
+        const float2 z = {o[b][place(m, 0)] * factor[m], o[b][place(m, 1)] * factor[m]};
+        if constexpr (Rows::kPairedColumns) *reinterpret_cast<float2*>(at + 2 * g) = z;
+        else at[g] = z.x, at[g + 8] = z.y;
       }
-      sync_all();
+  }
+  // The consumers' shares together.
+  __device__ float4 share_at(int local, int column) const {
+    float4 sum = *reinterpret_cast<const float4*>(&s.shares[0][local][column]);
+#pragma unroll
+    for (int i = 1; i < kGroups; ++i) {
+      const float4 z = *reinterpret_cast<const float4*>(&s.shares[i][local][column]);
+      sum.x += z.x, sum.y += z.y, sum.z += z.z, sum.w += z.w;
     }
+    return sum;
   }
 
   __device__ void write(int item, int groups, int cta_group) {
@@ -511,12 +528,13 @@ struct FewHeads {
         if (tells) p.partial_log2[partial + local] = log2_of(all, top);
       }
     }
-    add_up(factor);
+    put_share(factor);
+    sync_all();
     const int heads = min(kHeads, p.fold * p.heads - first_head);
 #pragma unroll 4
     for (int i = thread; i < heads * (kLatent / 4); i += kConsumers) {
       const int local = i / (kLatent / 4), column = i % (kLatent / 4) * 4;
-      const float4 z = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(s.rows) + local * kPitch + column);
+      const float4 z = share_at(local, column);
       if (part.parts == 1) store4(p, s.out_at[local] + column, z);
       else *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) = z;
     }
@@ -531,8 +549,8 @@ struct FewHeads {
     if (!s.is_last) return;
     if (thread == 0) *ticket = 0;
     __threadfence();
-    static_assert(sizeof(s.rows) >= kMergeBytes / kHeadBytes * sizeof(float));
-    merge_heads(p, part, cta_group, groups, kHeads, 0, kHeads, reinterpret_cast<float*>(s.rows), s.out_at, kConsumers,
+    static_assert(sizeof(s.shares) >= kMergeBytes / kHeadBytes * sizeof(float));
+    merge_heads(p, part, cta_group, groups, kHeads, 0, kHeads, s.shares[0][0], s.out_at, kConsumers,
                 [] { sync_all(); });
   }
 };
@@ -545,29 +563,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char few_heads_smem[];
   auto& s = *reinterpret_cast<FewHeadsSmem<Rows, Tile>*>(few_heads_smem);
-  const int item = blockIdx.x / groups, group = blockIdx.x % groups;
-  find_part(p, item, false, Tile::kTokens, s.plan);
-  const Part& part = s.plan.part;
+  const int item = static_cast<int>(blockIdx.x) / groups, group = static_cast<int>(blockIdx.x) - item * groups;
+  const Part part = part_of_item(p, item, Tile::kTokens, s.plan);
   if (part.parts == 0) return;  // the whole CTA
-  if (threadIdx.x == 0) {
-    s.list = list_of(p, part.unit);
-    const std::int64_t all = (part.lanes + Tile::kTokens - 1) / Tile::kTokens;
-    s.begin = static_cast<int>(all * part.index / part.parts) * Tile::kTokens;
-    s.end = min(part.lanes, static_cast<int>(all * (part.index + 1) / part.parts) * Tile::kTokens);
-    for (int slot = 0; slot < Tile::kSlots; ++slot) {
-      cuda::mbarrier_init(cuda::shared_address(&s.full[slot]), 2 * 32);
-      cuda::mbarrier_init(cuda::shared_address(&s.empty[slot]), 4);
-    }
-    cuda::fence_async();
-  }
-  __syncthreads();
   using Loop = FewHeads<Rows, Tile>;
   if (threadIdx.x >= Loop::kConsumers) {
     cuda::give_registers<Tile::kProducerRegisters>();
-    Loop(p, s, 0).produce();
+    Loop(p, s, part, 0).produce();
   } else {
     cuda::take_registers<Tile::kConsumerRegisters>();
-    Loop(p, s, group * Tile::kHeads).consume(item, groups, group);
+    Loop(p, s, part, group * Tile::kHeads).consume(item, groups, group);
   }
 #endif
 }

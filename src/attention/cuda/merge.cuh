@@ -20,6 +20,7 @@ struct HeadPlace {
   int head;
 };
 __device__ inline HeadPlace place_of(const CudaParams& p, int unit, int head) {
+  if (p.fold == 1) return {unit, head};
   return {static_cast<std::int64_t>(unit) * p.fold + head / p.heads, head % p.heads};
 }
 

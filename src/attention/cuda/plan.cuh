@@ -80,4 +80,14 @@ __device__ inline void find_part(const CudaParams& p, int item, bool by_unit, in
   __syncthreads();
 }
 
+// The same, for every thread; equal parts need no shared memory.
+__device__ inline Part part_of_item(const CudaParams& p, int item, int tile, PlanSmem& s) {
+  if (p.parts > 0) {
+    const int unit = item / p.parts;
+    return {unit, item - unit * p.parts, p.parts, unit * p.parts, lanes_of_unit(p, unit)};
+  }
+  find_part(p, item, false, tile, s);
+  return s.part;
+}
+
 }  // namespace sievemla::stage::attention

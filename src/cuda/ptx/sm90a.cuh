@@ -34,7 +34,11 @@ __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::c
 __device__ inline void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// The same; whether `x` holds for any thread.
+// Counts, and does not wait.
+__device__ inline void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// barrier_sync; whether `x` holds for any thread.
 __device__ inline bool barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile(
