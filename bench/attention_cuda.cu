@@ -296,7 +296,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
 
-  p.rows_once = std::int64_t{p.units} * p.lanes <= slots;
+  p.read_once = std::int64_t{p.units} * p.lanes <= slots;
   const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
   const std::int64_t group_heads = rows.tile[choice.tile].shape.heads,
@@ -702,7 +702,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;
-    p.rows_once = std::int64_t{units} * lanes <= count;
+    p.read_once = std::int64_t{units} * lanes <= count;
     const at::RowKernels& kernels = kernels_of(fp8 ? KvFormat::fp8_ds_mla : KvFormat::bf16, 64);
     const at::Choice choice =
         choice_of(kernels, {units, heads, lanes, dense, false, multiprocessors()}, tile, force_parts);

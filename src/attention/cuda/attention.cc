@@ -99,7 +99,7 @@ CudaParams params_of(const AttentionArgs& args, Units units) {
   }
 
   p.units = static_cast<int>(units.units), p.fold = static_cast<int>(units.fold), p.heads = static_cast<int>(q.dim(1));
-  p.rows_once = std::int64_t{p.units} * p.lanes <= p.slots;
+  p.read_once = std::int64_t{p.units} * p.lanes <= p.slots;
   p.scale_log2 = args.scale * kLog2e;
   p.sink = static_cast<const float*>(args.sink.data);
   p.out = args.out.data, p.out_f32 = args.out.dtype == DType::f32;

@@ -22,6 +22,14 @@
 
 namespace sievemla::stage::attention {
 
+// What a head's scores are relative to (log2; -inf: none yet), and what they may exceed it by before all warps have to
+// agree anew.
+struct FewHeadsState {
+  float peak, slack;
+};
+
+inline constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
+
 template <class Rows, class Tile>
 struct FewHeadsSmem {
   static constexpr int kBlocks = (kLatent + Rows::kRope) / 64;  // of 64 dimensions: 128 bytes
@@ -36,12 +44,12 @@ struct FewHeadsSmem {
   };
   alignas(8) std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];  // mbarriers
   unsigned short live[Tile::kSlots];                                 // bit per row: not a hole
-  alignas(16) const unsigned char* from[4][32];                      // rows that a producer's warp is at
+  std::int64_t names[4][kNames][32];                                 // of rows to come, by the producer's warp
   int visible[Tile::kHeads];                                         // lanes of this part that the head may see
   std::int64_t out_at[Tile::kHeads];                                 // of the head's row in out, in elements
-  // Of a consumer: what its scores are relative to, and the sum of its weights when last it was added up.
-  float peak[Tile::kGroups][Tile::kHeads], known[Tile::kGroups][Tile::kHeads];
+  FewHeadsState state[Tile::kGroups][Tile::kHeads];         // of a consumer
   float most[Tile::kGroups][4][Tile::kHeads], sum[Tile::kGroups][4][Tile::kHeads];  // of a consumer's warp
+  float factor[Tile::kGroups][Tile::kHeads];                                        // of a consumer's share
   PlanSmem plan;
   int is_last;
 };
@@ -95,77 +103,59 @@ struct FewHeads {
 
   // ---- producer -------------------------------------------------------------------------------------
 
-  // Rows are looked up for two tiles at a time: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
+  // What names the rows is fetched for two tiles at a time, six tiles ahead and past the registers, which would be waited
+  // for: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
   __device__ int lane_of(int pair) const { return begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
-  __device__ std::int64_t named_by(const void* list, int pair) const {
+  __device__ void fetch_names(const void* list, int pair) {
     const int at = lane_of(pair);
-    return at < end ? read_lane(p, list, at) : -1;
+    if (at < end) fetch_lane(p, list, at, cuda::shared_address(&s.names[warp][pair % kNames][lane]));
+    cuda::cp_async_commit();
   }
-  // Leaves the rows in s.from, any address for a hole; a bit per row: not a hole.
-  __device__ unsigned look_up(std::int64_t named, int pair) {
+  __device__ std::int64_t offset_of(int pair) const {
+    cuda::cp_async_wait<kNames - 2>();
     const int at = lane_of(pair);
-    const std::int64_t offset = at < end ? row_offset(p, named, at) : -1;
-    __syncwarp();
-    s.from[warp][lane] = p.rows + max(offset, std::int64_t{0});
-    __syncwarp();
-    return __ballot_sync(~0u, offset >= 0);
+    return at < end ? row_offset(p, fetched_lane(p, &s.names[warp][pair % kNames][lane]), at) : -1;
   }
 
-  // Starts the copy of 16 rows; a hole becomes zeros.
-  template <bool Holes>
-  __device__ void gather(const unsigned char* const* from, unsigned live, std::uint32_t to,
-                         std::uint64_t policy) const {
-    constexpr int kPieces = Rows::kBytes / 16, kWhole = kPieces / 32, kRest = kPieces % 32;
-    const auto copy = [&](int row, int piece, const unsigned char* of) {
-      const std::uint32_t at = to + row * Rows::kStride + piece * 16;
-      if constexpr (Holes) cuda::cp_async_16(at, of + piece * 16, live >> row & 1 ? 16 : 0, policy);
-      else cuda::cp_async_16(at, of + piece * 16, policy);
-    };
-#pragma unroll(Holes ? 1 : 8)
-    for (int row = 0; row < 16; row += 2) {
-      const auto* const pair = reinterpret_cast<const ulonglong2*>(from + row);
-      const unsigned char* const two[2] = {reinterpret_cast<const unsigned char*>(pair->x),
-                                           reinterpret_cast<const unsigned char*>(pair->y)};
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int j = 0; j < kWhole; ++j) copy(row + i, 32 * j + lane, two[i]);
+  // Starts the copy of the rows that lanes `first` .. first + 15 have the offsets of; a hole becomes zeros.
+  __device__ void gather(std::int64_t offset, int first, int slot, std::uint64_t policy) {
+    const bool mine = lane / 16 == first / 16;
+    const unsigned live = __ballot_sync(~0u, offset >= 0) >> first & 0xFFFF;
+    if (live != 0xFFFF) {
+#pragma unroll 1
+      for (int i = lane; i < 16 * Rows::kStride / 16; i += 32) reinterpret_cast<uint4*>(s.rows[slot])[i] = {};
+      cuda::fence_async();
     }
-    if constexpr (kRest > 0) {  // of several rows at a time
-      constexpr int kRows = 32 / kRest;
-      const int mine = lane / kRest;
-      if (mine >= kRows) return;
-#pragma unroll(Holes ? 1 : 16)
-      for (int row = mine; row < 16; row += kRows) copy(row, 32 * kWhole + lane % kRest, from[row]);
+    if (lane == 0) {
+      s.live[slot] = static_cast<unsigned short>(live);
+      cuda::mbarrier_arrive_expecting(full(slot), __popc(live) * Rows::kBytes);
     }
+    __syncwarp();
+    if (mine && offset >= 0)
+      cuda::copy_bulk(cuda::shared_address(s.rows[slot]) + lane % 16 * Rows::kStride, p.rows + offset, Rows::kBytes,
+                      full(slot), policy);
   }
 
   __device__ void produce() {
-    const void* const list = list_of(p, part.unit);
-    std::int64_t named = named_by(list, 0), next = named_by(list, 1), later = named_by(list, 2);
-    const std::uint64_t policy = cuda::l2_policy(p.rows_once);
     const int mine = thread - kConsumers;
-    if (mine < kSlots) cuda::mbarrier_init(full(mine), 2 * 32), cuda::mbarrier_init(empty(mine), 4);
+    if (mine < kSlots) cuda::mbarrier_init(full(mine), 1), cuda::mbarrier_init(empty(mine), 4);
     cuda::fence_async();
+    const void* const list = list_of(p, part.unit);
+    for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
+    const std::uint64_t policy = cuda::l2_policy(p.read_once);
     cuda::barrier_sync(kMet, kGroup);
     cuda::barrier_arrive(kReady, Tile::kThreads);
-    unsigned live = 0;
+    std::int64_t offset = -1;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile, live >>= 16) {
+    for (int tile = 0; tile < tiles; ++tile) {
       if (tile % 2 == 0) {
-        live = look_up(named, tile / 2);
-        named = next, next = later, later = named_by(list, tile / 2 + 3);
+        offset = offset_of(tile / 2);
+        fetch_names(list, tile / 2 + kNames - 1);
       }
       const int slot = slot_of(tile, warp);
       const unsigned round = round_of(tile, warp);
       if (round > 0) cuda::mbarrier_wait(empty(slot), (round - 1) & 1);
-      if (lane == 0) s.live[slot] = static_cast<unsigned short>(live);
-      const unsigned char* const* const from = &s.from[warp][tile % 2 * 16];
-      const std::uint32_t to = cuda::shared_address(s.rows[slot]);
-      if ((live & 0xFFFF) == 0xFFFF) gather<false>(from, live, to, policy);
-      else gather<true>(from, live, to, policy);
-      cuda::mbarrier_arrive_landed(full(slot));
-      cuda::mbarrier_arrive(full(slot));
+      gather(offset, tile % 2 * 16, slot, policy);
     }
   }
 
@@ -317,13 +307,16 @@ struct FewHeads {
     bool exceeds = false;
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      const float peak = s.peak[group][head_of(m)], known = s.known[group][head_of(m)], shift = shift_of(peak);
+      const FewHeadsState& state = s.state[group][head_of(m)];
+      const float shift = shift_of(state.peak);
+      float most = -INFINITY;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int i = place(m, r);
-        y[i] = cuda::exp2_approx(fmaf(x[i], p.scale_log2, -shift));
-        exceeds |= x[i] * p.scale_log2 > peak + kSlack || y[i] * kHeavyPart > known;
+        const float z = fmaf(x[place(m, r)], p.scale_log2, -shift);
+        y[place(m, r)] = cuda::exp2_approx(z);
+        most = fmaxf(most, z);
       }
+      exceeds |= most > state.slack;
     }
     return exceeds;
   }
@@ -352,7 +345,7 @@ struct FewHeads {
     float next[kMine];
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      const float peak = s.peak[group][head_of(m)], z = largest(head_of(m)) * p.scale_log2;
+      const float peak = s.state[group][head_of(m)].peak, z = largest(head_of(m)) * p.scale_log2;
       next[m] = z > peak + kSlack ? z : peak;  // O is rescaled only where P would grow beyond 2^kSlack
       const float rescale = next[m] == peak ? 1.f : cuda::exp2_approx(peak - next[m]);
       sum[m] *= rescale;
@@ -362,9 +355,10 @@ struct FewHeads {
       }
     }
     sync();
+    if (warp == 0 && g == 0) {
 #pragma unroll
-    for (int m = 0; m < kMine; ++m)
-      if (warp == 0 && g == 0) s.peak[group][head_of(m)] = next[m];
+      for (int m = 0; m < kMine; ++m) s.state[group][head_of(m)].peak = next[m];
+    }
     sync();
     weigh();
 #pragma unroll
@@ -379,9 +373,9 @@ struct FewHeads {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       const int h = head_of(m);
-      const float known = all[0][h] + all[1][h] + all[2][h] + all[3][h];
-      heavy |= largest(h) * kHeavyPart > known;
-      if (warp == 0 && g == 0) s.known[group][h] = known;
+      const float part = (all[0][h] + all[1][h] + all[2][h] + all[3][h]) / kHeavyPart;
+      heavy |= largest(h) > part;
+      if (warp == 0 && g == 0) s.state[group][h].slack = fminf(kSlack, log2f(part));
     }
     return heavy;
   }
@@ -441,7 +435,7 @@ struct FewHeads {
   }
 
   __device__ void consume(int item, int groups, int cta_group) {
-    if (thread < kGroups * kHeads) s.peak[thread / kHeads][thread % kHeads] = -INFINITY, s.known[thread / kHeads][thread % kHeads] = 0.f;
+    if (thread < kGroups * kHeads) s.state[thread / kHeads][thread % kHeads] = {-INFINITY, -INFINITY};
     if (thread < kHeads) {
       const int head = first_head + thread;
       const bool exists = head < p.fold * p.heads;
@@ -476,59 +470,66 @@ struct FewHeads {
     write(item, groups, cta_group);
   }
 
-  // This consumer's share of the result into shared memory.
-  __device__ void put_share(const float (&factor)[kMine]) {
+  // This consumer's O into shared memory.
+  __device__ void put_share() {
 #pragma unroll
     for (int b = 0; b < 8; ++b)
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         float* const at = s.shares[group][head_of(m)] + b / 2 * 128 + warp * 32 + b % 2 * 16;
-        const float2 z = {o[b][place(m, 0)] * factor[m], o[b][place(m, 1)] * factor[m]};
+        const float2 z = {o[b][place(m, 0)], o[b][place(m, 1)]};
         if constexpr (Rows::kPairedColumns) *reinterpret_cast<float2*>(at + 2 * g) = z;
         else at[g] = z.x, at[g + 8] = z.y;
       }
   }
+  // What each consumer's O of a head has to be multiplied with, and what is to be told of the head.
+  __device__ void weigh_shares(int local, std::int64_t partial) {
+    const int head = first_head + local;
+    float top = s.state[0][local].peak, all = 0.f;
+#pragma unroll
+    for (int i = 1; i < kGroups; ++i) top = fmaxf(top, s.state[i][local].peak);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const float(&sums)[4][kHeads] = s.sum[i];
+      const float weight = cuda::exp2_approx(s.state[i][local].peak - shift_of(top));
+      s.factor[i][local] = weight;
+      all += (sums[0][local] + sums[1][local] + sums[2][local] + sums[3][local]) * weight;
+    }
+    if (head >= p.fold * p.heads) return;
+    const HeadPlace at = place_of(p, part.unit, head);
+    float inverse;
+    if (part.parts == 1) {
+      inverse = inverse_with_sink(p, all, top, at.head);
+      if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(all, top) * kLn2;
+    } else {
+      inverse = all == 0.f ? 0.f : 1.f / all;
+      p.partial_log2[partial + local] = log2_of(all, top);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) s.factor[i][local] *= inverse * kOutFactor;
+  }
   // The consumers' shares together.
   __device__ float4 share_at(int local, int column) const {
-    float4 sum = *reinterpret_cast<const float4*>(&s.shares[0][local][column]);
+    float4 sum{};
 #pragma unroll
-    for (int i = 1; i < kGroups; ++i) {
+    for (int i = 0; i < kGroups; ++i) {
       const float4 z = *reinterpret_cast<const float4*>(&s.shares[i][local][column]);
-      sum.x += z.x, sum.y += z.y, sum.z += z.z, sum.w += z.w;
+      const float factor = s.factor[i][local];
+      sum.x += factor * z.x, sum.y += factor * z.y, sum.z += factor * z.z, sum.w += factor * z.w;
     }
     return sum;
   }
 
   __device__ void write(int item, int groups, int cta_group) {
+    const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * kHeads;
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      for (int d = 4; d < 32; d *= 2) sum[m] += __shfl_xor_sync(~0u, sum[m], d);
-      if (g == 0) s.sum[group][warp][head_of(m)] = sum[m];
+      const float all = over_rows(sum[m], [](float a, float b) { return a + b; });
+      if (g == 0) s.sum[group][warp][head_of(m)] = all;
     }
     sync_all();
-    const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * kHeads;
-    float factor[kMine];
-#pragma unroll
-    for (int m = 0; m < kMine; ++m) {
-      const int local = head_of(m), head = first_head + local;
-      float top = s.peak[0][local], all = 0.f;
-      for (int i = 1; i < kGroups; ++i) top = fmaxf(top, s.peak[i][local]);
-      const float shift = shift_of(top);
-      for (int i = 0; i < kGroups; ++i)
-        all += (s.sum[i][0][local] + s.sum[i][1][local] + s.sum[i][2][local] + s.sum[i][3][local]) *
-               cuda::exp2_approx(s.peak[i][local] - shift);
-      const bool exists = head < p.fold * p.heads, tells = exists && warp == 0 && g == 0 && group == 0;
-      const HeadPlace at = place_of(p, part.unit, exists ? head : 0);
-      factor[m] = cuda::exp2_approx(s.peak[group][local] - shift) * kOutFactor;
-      if (part.parts == 1) {
-        factor[m] *= inverse_with_sink(p, all, top, at.head);
-        if (p.lse && tells) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(all, top) * kLn2;
-      } else {
-        factor[m] = all == 0.f ? 0.f : factor[m] / all;
-        if (tells) p.partial_log2[partial + local] = log2_of(all, top);
-      }
-    }
-    put_share(factor);
+    if (thread < kHeads) weigh_shares(thread, partial);
+    put_share();
     sync_all();
     const int heads = min(kHeads, p.fold * p.heads - first_head);
 #pragma unroll 4

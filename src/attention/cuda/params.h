@@ -29,7 +29,7 @@ struct CudaParams {
   // cache
   const unsigned char* rows;
   std::int64_t page_bytes, row_bytes, slots;
-  bool rows_once;  // most rows are read once in this call: they need not stay in L2
+  bool read_once;  // most rows are read once in this call: they need not stay in L2
   Divider
       page;  // by the page size; none where pages follow each other without a gap: row_bytes alone then places a slot
 

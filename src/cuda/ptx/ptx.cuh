@@ -23,15 +23,6 @@ __device__ inline std::uint64_t l2_policy(bool once) {
   else asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes, std::uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(s_to), "l"(g_from), "r"(bytes),
-               "l"(policy)
-               : "memory");
-}
-__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, std::uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "l"(policy)
-               : "memory");
-}
 // The first `bytes` (4 or 0) of 4 bytes.
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");

@@ -19,6 +19,19 @@ __device__ inline void mbarrier_arrive(std::uint32_t s_barrier) {
 __device__ inline void mbarrier_arrive_landed(std::uint32_t s_barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(s_barrier) : "memory");
 }
+// An arrival; the phase ends no sooner than `bytes` more have landed.
+__device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
+}
+// Copies `bytes`, a multiple of 16, between multiples of 16; they count towards the barrier when they have landed.
+__device__ inline void copy_bulk(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
+                                 std::uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          s_to),
+      "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(l2_policy)
+      : "memory");
+}
 __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
   asm volatile(
       "{\n.reg .pred done;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -72,7 +85,11 @@ __device__ inline std::uint64_t matrix(std::uint32_t s_address, int wide, int st
 
 // The matrix `bytes` further on.
 __device__ inline std::uint64_t moved(std::uint64_t matrix, int bytes) {
-  return (matrix & 0xFFFFFFFF00000000u) | (static_cast<std::uint32_t>(matrix) + static_cast<std::uint32_t>(bytes >> 4));
+  std::uint64_t r;
+  asm("{\n.reg .b32 low, high;\nmov.b64 {low, high}, %1;\nadd.u32 low, low, %2;\nmov.b64 %0, {low, high};\n}"
+      : "=l"(r)
+      : "l"(matrix), "r"(bytes >> 4));
+  return r;
 }
 // Where piece `piece` of row `row` lies in a column of blocks.
 __device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
