@@ -101,6 +101,7 @@ constexpr Measured kMeasured[] = {
     {90, "NVIDIA H200", "bf16", 64, 1, 13.9, "attend.decode.bf16.h64.b1.topk2048.graph"},
     {90, "NVIDIA H200", "bf16", 64, 64, 73.8, "attend.decode.bf16.h64.b64.topk2048"},
 };
+constexpr Ceiling kCeilings[] = {{90, "NVIDIA H200", 3.96, 642, 1504}};
 // clang-format on
 
 // Whether `word` is one of the words of `list`.
@@ -118,6 +119,7 @@ bool has_word(std::string_view list, std::string_view word) {
 std::span<const EngineRow> engine_rows() { return kRows; }
 std::string_view engine_table_date() { return kDate; }
 std::span<const Measured> measured_attention() { return kMeasured; }
+std::span<const Ceiling> ceilings() { return kCeilings; }
 
 EngineAnswer ask_engine(std::string_view engine, int capability, const Model& model) {
   const std::string gpu = capability == 0 ? "cpu" : std::to_string(capability);

@@ -2,14 +2,15 @@
 // Copyright The SieveMLA authors
 // cli/inputs.h -- seeded inputs for verify and bench. Memory that no call may read holds NaN.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <initializer_list>
 #include <random>
 #include <span>
 #include <vector>
 
+#include "cuda/memory.h"
 #include "sievemla/kv_format.h"
 #include "sievemla/tensor.h"
 
@@ -22,7 +23,8 @@ void poison(const TensorView& contiguous);
 // Makes tensors and owns their memory. The same seed and the same calls give the same tensors.
 class Inputs {
  public:
-  explicit Inputs(std::uint64_t seed) : random_(seed) {}
+  // `device`: whose kernels will reach them, beside the host.
+  explicit Inputs(std::uint64_t seed, Device device = {}) : random_(seed), device_(device) {}
 
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n)); }
   bool chance(int percent) { return below(100) < percent; }
@@ -40,7 +42,7 @@ class Inputs {
   // [requests, widest] i32: a physical page of its own for every page that `lengths` needs, shuffled, then -1.
   TensorView block_table(std::span<const std::int64_t> lengths, std::int64_t page_size);
 
-  // Caches with normal values in `slots`, which repeat after 4096 of them, and poison everywhere else.
+  // Caches with normal values in `slots`, and poison everywhere else.
   KvCache kv_cache(KvFormat format, int latent, int rope, std::int64_t pages, std::int64_t page_size,
                    std::span<const std::int64_t> slots);
   IndexCache index_cache(IndexFormat format, std::int64_t pages, std::int64_t page_size,
@@ -48,10 +50,12 @@ class Inputs {
 
  private:
   void* memory(std::int64_t bytes);
+  void draw_codes(void* to, std::int64_t n, const std::array<std::byte, 256>& codes);
 
   std::mt19937_64 random_;
   std::normal_distribution<float> normal_;
-  std::deque<std::vector<std::byte>> memory_;
+  Device device_;
+  std::vector<cuda::Memory> memory_;
 };
 
 // The slots of positions 0 .. lengths[r] - 1 of every request.

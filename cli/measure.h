@@ -3,11 +3,11 @@
 // cli/measure.h -- how commands time a call, how far a backend may be off, and the scratch memory it gets.
 #pragma once
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <vector>
 
+#include "cuda/memory.h"
 #include "sievemla/backend.h"
 
 namespace sievemla::cli {
@@ -25,6 +25,7 @@ struct Effort {
 };
 inline constexpr Effort kReplayEffort = {1, 20, 0, 0.1};
 
+Timing timing_of(std::vector<double> us);  // of the times of all runs
 Timing median_us(const std::function<void()>& call, const Effort& effort);
 
 // The largest relative error (base/compare.h) of f32 results against double arithmetic on the same bytes.
@@ -35,16 +36,14 @@ double tolerance(const Backend& backend, const Kernel& kernel) {
   return std::max(tolerance(backend), kernel.error);
 }
 
-// A workspace of its own, aligned as the library asks.
+// A workspace of its own, full of poison, then initialised.
 class Scratch {
  public:
-  explicit Scratch(std::int64_t bytes);
-  Workspace workspace() const { return {data_, bytes_}; }
+  Scratch(const Backend& backend, std::int64_t bytes);
+  Workspace workspace() const { return {memory_.data(), memory_.bytes()}; }
 
  private:
-  std::int64_t bytes_;
-  std::unique_ptr<std::byte[]> memory_;
-  void* data_;
+  cuda::Memory memory_;
 };
 
 }  // namespace sievemla::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/verify.h -- every host kernel of a stage against the stage's reference kernel, over seeded shapes.
+// cli/verify.h -- every kernel of a stage against the stage's reference kernel, over seeded shapes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -29,6 +29,7 @@ struct Verdict {
   int cases = 0;                      // that it ran
   int unserved = 0;                   // that it does not serve
   double worst = 0;                   // largest error over bound: above 1 is a mismatch
+  std::vector<double> shares;         // that of each compared output
   std::vector<std::string> failures;  // "<rule>: got <x> (<where>)"
   std::vector<std::string> traces;    // files written
 };
@@ -37,5 +38,10 @@ std::vector<Verdict> verify_attention(std::span<const stage::attention::Attentio
                                       const VerifyOptions& options);
 // All stages of this build.
 std::vector<Verdict> verify_all(const VerifyOptions& options);
+
+// Stages together, with a top-k of at least the context: three verdicts a backend. All rows have to be selected (else
+// the selection is at fault), dense attention has to match the reference (else the attention), and sparse attention the
+// dense (else its row source).
+std::vector<Verdict> verify_bisect(const VerifyOptions& options);
 
 }  // namespace sievemla::cli

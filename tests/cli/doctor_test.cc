@@ -210,6 +210,45 @@ TEST(Doctor, MeasuredTimesStandInTheDocs) {
   }
 }
 
+// One list of ceilings: that of the report. A floor is below what was measured.
+TEST(Doctor, CeilingsAreThoseOfTheBench) {
+  const Json known = Json::parse(test::read_file(test::fs::path(SIEVEMLA_GOLDEN_DIR) / "../../bench/ceilings.json"));
+  for (const Ceiling& c : ceilings()) {
+    const Json& row = known.at("devices").at(std::string(c.device));
+    EXPECT_EQ(row.at("tbps").at("copy"), c.tbps);
+    EXPECT_EQ(row.at("tflops").at("mma.sync bf16"), c.bf16_tflops);
+    EXPECT_EQ(row.at("tflops").at("mma.sync e4m3"), c.e4m3_tflops);
+  }
+  EXPECT_EQ(known.at("devices").size(), ceilings().size());
+}
+
+TEST(Doctor, FloorsAreBelowWhatWasMeasured) {
+  const Model model = model_of(config_of("glm-5"), kNvfp4);
+  const Report r = examine(on("sm_90", "vllm"), {}, model, all_stages());
+  ASSERT_EQ(r.target().floors.size(), 6u);  // three stages, batch 1 and 64
+  EXPECT_FALSE(r.target().times.empty());
+  for (const Floor& floor : r.target().floors)
+    for (const Measured* time : r.target().times) {
+      if (floor.stage == "attention" && floor.batch == time->batch) {
+        EXPECT_LT(floor.us, time->us);
+      }
+    }
+  Machine other;
+  other.gpus = {{"NVIDIA H20", 90, std::int64_t{96} << 30}};
+  EXPECT_TRUE(examine(on("auto", "vllm"), other, model, all_stages()).target().floors.empty());  // not measured there
+}
+
+TEST(Doctor, PatchesArePrinted) {
+  Machine machine;
+  machine.patches = {{"CudaPlatform.get", "register()", "no flag"}};
+  const Model model = model_of(config_of("glm-5"));
+  for (const char* engine : {"vllm", "sglang"}) {
+    const Question q = on("sm_80", engine);
+    const std::string text = text_of_report(examine(q, machine, model, all_stages()), machine, q);
+    EXPECT_EQ(text.find("CudaPlatform.get at register(): no flag") != text.npos, q.engine == "vllm");
+  }
+}
+
 TEST(Case26, GlmOnSpark) {
   const Model model = model_of(config_of("glm-5.2"));
   for (const char* engine : {"vllm", "sglang"}) {

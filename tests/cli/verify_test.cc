@@ -98,6 +98,32 @@ TEST(Verify, CatchesBrokenKernels) {
   }
 }
 
+// Right, but another result every time: within the bound, so the second run alone tells.
+void drifts(const AttentionArgs& args, const base::Exec& exec) {
+  static int calls = 0;
+  reference().run(args, exec);
+  const float nudge = 1 + static_cast<float>(++calls % 2) * 1e-6f;
+  for (std::int64_t i = 0; i < args.lse.elements(); ++i) *(base::at<float>(args.lse, 0) + i) *= nudge;
+}
+
+TEST(Verify, ASecondCallHasTheSameBits) {
+  const AttentionKernel kernels[] = {broken("drifts", drifts), reference()};
+  const Verdict verdict = cli::verify_attention(kernels, options(24)).front();
+  ASSERT_FALSE(verdict.failures.empty());
+  EXPECT_NE(verdict.failures[0].find("same bits"), std::string::npos) << verdict.failures[0];
+  EXPECT_LE(verdict.worst, 1);
+}
+
+TEST(Verify, BisectIsGoodOnTheHost) {
+  const std::vector<Verdict> verdicts = cli::verify_bisect(options(6));
+  ASSERT_EQ(verdicts.size(), 6u);
+  for (const Verdict& verdict : verdicts) {
+    EXPECT_EQ(verdict.cases, 6) << verdict.kernel;
+    EXPECT_TRUE(verdict.failures.empty()) << verdict.failures.front();
+    EXPECT_EQ(verdict.shares.size(), 6u);
+  }
+}
+
 TEST(Verify, AKernelThatServesNothingIsNotJudged) {
   AttentionKernel none = broken("serves_nothing", scale_off);
   none.lacks = [](const AttentionArgs&) { return base::Lack("everything"); };

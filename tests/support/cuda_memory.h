@@ -5,9 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
-#include <vector>
 
-#include "sievemla/attention.h"
+#include "cuda/memory.h"
+#include "sievemla/sievemla.h"
 
 namespace sievemla::test {
 
@@ -15,54 +15,49 @@ inline void cuda_good(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-class OnDevice {
+class OnDevice : public cuda::Copies {
  public:
-  explicit OnDevice(Device device) : device_(device) {}
-  OnDevice(const OnDevice&) = delete;
-  ~OnDevice() {
-    for (const Copy& copy : copies_) cudaFree(copy.device);
-  }
-
-  // The view, of a copy of all bytes that it spans.
-  TensorView put(TensorView view) {
-    if (!view) return view;
-    std::int64_t last = 0;
-    for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
-    const auto bytes = static_cast<std::size_t>(view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0);
-    Copy copy{view.data, nullptr, bytes};
-    cuda_good(cudaMalloc(&copy.device, bytes > 0 ? bytes : 1));
-    cuda_good(cudaMemcpy(copy.device, view.data, bytes, cudaMemcpyHostToDevice));
-    copies_.push_back(copy);
-    view.data = copy.device;
-    view.device = device_;
-    return view;
-  }
+  using Copies::Copies;
+  using Copies::put;
   AttentionArgs put(AttentionArgs args) {
-    args.q = put(args.q), args.q_rope = put(args.q_rope), args.kv.pages = put(args.kv.pages),
-    args.sink = put(args.sink);
-    args.out = put(args.out), args.lse = put(args.lse);
-    if (Slots* slots = std::get_if<Slots>(&args.rows)) {
-      slots->indices = put(slots->indices), slots->topk_length = put(slots->topk_length);
-    } else {
-      BlockTable& blocks = std::get<BlockTable>(args.rows);
-      blocks.table = put(blocks.table), blocks.lengths = put(blocks.lengths);
-    }
+    put_all(args.q, args.q_rope, args.kv.pages, args.sink, args.out, args.lse);
+    if (Slots* slots = std::get_if<Slots>(&args.rows)) put_all(slots->indices, slots->topk_length);
+    if (BlockTable* blocks = std::get_if<BlockTable>(&args.rows)) put_all(blocks->table, blocks->lengths);
     return args;
   }
-  void take_back(const TensorView& view) const {
-    for (const Copy& copy : copies_)
-      if (view && copy.host == view.data)
-        cuda_good(cudaMemcpy(copy.host, copy.device, copy.bytes, cudaMemcpyDeviceToHost));
+  WriteLatentArgs put(WriteLatentArgs args) {
+    put_all(args.latent, args.rope, args.slots, args.cache.pages);
+    return args;
+  }
+  WriteIndexKeysArgs put(WriteIndexKeysArgs args) {
+    put_all(args.k, args.norm_weight, args.norm_bias, args.rope.positions, args.rope.cos_sin, args.slots,
+            args.cache.pages);
+    return args;
+  }
+  IndexQueryArgs put(IndexQueryArgs args) {
+    put_all(args.q, args.weights, args.rope.positions, args.rope.cos_sin, args.out_q, args.out_weights);
+    return args;
+  }
+  IndexScoreArgs put(IndexScoreArgs args) {
+    put_all(args.q, args.weights, args.paged.cache.pages, args.paged.block_table, args.paged.row_request,
+            args.contiguous.keys, args.contiguous.scales, args.contiguous.starts, args.lengths, args.logits);
+    return args;
+  }
+  TopkArgs put(TopkArgs args) {
+    put_all(args.scores, args.starts, args.lengths, args.positions, args.slots, args.map.block_table,
+            args.map.row_request);
+    return args;
+  }
+  CombineArgs put(CombineArgs args) {
+    put_all(args.partial_out, args.partial_lse, args.sink, args.out, args.lse);
+    return args;
   }
 
  private:
-  struct Copy {
-    void* host;
-    void* device;
-    std::size_t bytes;
-  };
-  Device device_;
-  std::vector<Copy> copies_;
+  template <class... Views>
+  void put_all(Views&... views) {
+    ((views = put(views)), ...);
+  }
 };
 
 // A workspace full of 0xA5, then initialised.

@@ -34,21 +34,23 @@ template <class Rows, class Tile>
 struct FewHeadsSmem {
   static constexpr int kBlocks = (kLatent + Rows::kRope) / 64;  // of 64 dimensions: 128 bytes
   static constexpr int kBlockBytes = Tile::kHeads * 128;
+  static constexpr int kStride = kLatent + 4;            // of a head's share, in floats: no bank twice
   static constexpr int kCopies = Rows::kScaled ? 4 : 1;  // of P, one per scale group
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
   alignas(1024) unsigned char weights[Tile::kGroups][kCopies][kBlockBytes];
   union {
     alignas(128) unsigned char rows[Tile::kSlots][16 * Rows::kStride];
-    alignas(128) float shares[Tile::kGroups][Tile::kHeads][kLatent + 4];  // in the end; no bank twice
+    alignas(128) float shares[Tile::kGroups][Tile::kHeads][kStride];  // in the end
   };
   alignas(8) std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];  // mbarriers
   unsigned short live[Tile::kSlots];                                 // bit per row: not a hole
   std::int64_t names[4][kNames][32];                                 // of rows to come, by the producer's warp
   int visible[Tile::kHeads];                                         // lanes of this part that the head may see
   std::int64_t out_at[Tile::kHeads];                                 // of the head's row in out, in elements
-  FewHeadsState state[Tile::kGroups][Tile::kHeads];         // of a consumer
+  FewHeadsState state[Tile::kGroups][Tile::kHeads];                  // of a consumer
   float most[Tile::kGroups][4][Tile::kHeads], sum[Tile::kGroups][4][Tile::kHeads];  // of a consumer's warp
+  float log2[Tile::kHeads];                                                         // of the sum
   float factor[Tile::kGroups][Tile::kHeads];                                        // of a consumer's share
   PlanSmem plan;
   int is_last;
@@ -80,20 +82,17 @@ struct FewHeads {
   // Known to the compiler to be the same in all lanes, as an operand's address in shared memory should be.
   __device__ static int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-  __device__ FewHeads(const CudaParams& params, Smem& smem, const Part& of, int head)
+  __device__ FewHeads(const CudaParams& params, Smem& smem, const Part& of, LaneRange lanes, int head)
       : p(params),
         s(smem),
         part(of),
-        begin(first_tile(of, of.index) * kTokens),
-        end(min(of.lanes, first_tile(of, of.index + 1) * kTokens)),
+        begin(lanes.begin),
+        end(lanes.end),
         first_head(head),
         tiles(uniform(max(0, end - begin + kTokens - 1) / kTokens)) {}
-  __device__ static int first_tile(const Part& of, int index) {
-    const int all = (of.lanes + kTokens - 1) / kTokens;
-    return of.parts == 1 ? all * index : all / of.parts * index + min(index, all % of.parts);
+  __device__ static int slot_of(int tile, int i) {
+    return static_cast<int>(static_cast<unsigned>(4 * tile + i) % kSlots);
   }
-
-  __device__ static int slot_of(int tile, int i) { return static_cast<int>(static_cast<unsigned>(4 * tile + i) % kSlots); }
   __device__ static unsigned round_of(int tile, int i) { return static_cast<unsigned>(4 * tile + i) / kSlots; }
   __device__ std::uint32_t full(int slot) const { return cuda::shared_address(&s.full[slot]); }
   __device__ std::uint32_t empty(int slot) const { return cuda::shared_address(&s.empty[slot]); }
@@ -103,8 +102,8 @@ struct FewHeads {
 
   // ---- producer -------------------------------------------------------------------------------------
 
-  // What names the rows is fetched for two tiles at a time, six tiles ahead and past the registers, which would be waited
-  // for: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
+  // What names the rows is fetched for two tiles at a time, six tiles ahead and past the registers, since the compiler
+  // waits for those: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
   __device__ int lane_of(int pair) const { return begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
   __device__ void fetch_names(const void* list, int pair) {
     const int at = lane_of(pair);
@@ -169,10 +168,10 @@ struct FewHeads {
   __device__ static int value_row(int k) { return k % 2 ? 8 + (k / 2 ^ 4) : k / 2; }
   __device__ int row(int r) const { return r ? 8 + (g ^ 4) : g; }
 
-  float o[8][kHeads / 2] = {};                   // block 2 i + m: dimensions 128 i + 32 warp + 16 m + ..
-  float x[kHeads / 2];                           // scores, of rows row(0), row(1) of this warp's slot
-  float y[kHeads / 2];                           // weights
-  float sum[kMine];                              // of this thread's weights
+  float o[8][kHeads / 2] = {};  // block 2 i + m: dimensions 128 i + 32 warp + 16 m + ..
+  float x[kHeads / 2];          // scores, of rows row(0), row(1) of this warp's slot
+  float y[kHeads / 2];          // weights
+  float sum[kMine];             // of this thread's weights
   std::uint32_t fragment[2][kBatch][4];
 
   __device__ int head_of(int mine) const { return mine / 2 * 8 + 2 * c + mine % 2; }
@@ -268,14 +267,15 @@ struct FewHeads {
     for (int b = 0; b < kBatches; ++b) {
       const int latent = b - kRopeBatches;
       const bool apart = Rows::kScaled && latent >= 0;  // a sum of its own for each scale group
-      float(&to)[kHeads / 2] = apart ? share : x;
+      float (&to)[kHeads / 2] = apart ? share : x;
       cuda::hold(to);
       cuda::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int step = b < kRopeBatches ? 32 + b * kBatch + i : latent * kBatch + i;
         const bool first = i == 0 && (apart ? latent % kGroupBatches == 0 : b == 0);
-        cuda::wgmma_a(to, fragment[b % 2][i], cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32), !first);
+        cuda::wgmma_a(to, fragment[b % 2][i], cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32),
+                      !first);
       }
       cuda::wgmma_commit();
       if (b + 1 < kBatches) load(b + 1), hold(b + 1);  // converted meanwhile
@@ -286,7 +286,8 @@ struct FewHeads {
         const float2 scale = scales(s_rows, latent / kGroupBatches);
 #pragma unroll
         for (int i = 0; i < kHeads / 2; ++i)
-          x[i] = fmaf(share[i], i / 2 % 2 ? scale.y : scale.x, kRopeBatches == 0 && latent < kGroupBatches ? 0.f : x[i]);
+          x[i] =
+              fmaf(share[i], i / 2 % 2 ? scale.y : scale.x, kRopeBatches == 0 && latent < kGroupBatches ? 0.f : x[i]);
       }
     }
   }
@@ -333,8 +334,8 @@ struct FewHeads {
   // so far that its rounding to bf16 would show.
   __device__ bool settle() {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
-    float(&most)[4][kHeads] = s.most[group];
-    float(&all)[4][kHeads] = s.sum[group];
+    float (&most)[4][kHeads] = s.most[group];
+    float (&all)[4][kHeads] = s.sum[group];
     const auto largest = [&](int h) { return fmaxf(fmaxf(most[0][h], most[1][h]), fmaxf(most[2][h], most[3][h])); };
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
@@ -403,8 +404,8 @@ struct FewHeads {
   // O^T += V^T P^T; gives the slots back.
   __device__ void accumulate(int tile, bool give_back) {
     constexpr int kBatches = 8 / kBatch;  // of a slot
-    const std::uint64_t weights = cuda::moved(operands, static_cast<int>(offsetof(Smem, weights)) +
-                                                            group * static_cast<int>(sizeof(s.weights[0])));
+    const std::uint64_t weights = cuda::moved(
+        operands, static_cast<int>(offsetof(Smem, weights)) + group * static_cast<int>(sizeof(s.weights[0])));
 #pragma unroll
     for (int b = 0; b < 8; ++b) cuda::hold(o[b]);
 #pragma unroll
@@ -421,8 +422,8 @@ struct FewHeads {
       for (int i = 0; i < kBatch; ++i) {
         const int block = b % kBatches * kBatch + i;
         const int copy = Rows::kScaled ? block / 2 : 0;
-        cuda::wgmma_a(o[block], fragment[b % 2][i],
-                      cuda::moved(weights, copy * Smem::kBlockBytes + b / kBatches * 32), true);
+        cuda::wgmma_a(o[block], fragment[b % 2][i], cuda::moved(weights, copy * Smem::kBlockBytes + b / kBatches * 32),
+                      true);
       }
       cuda::wgmma_commit();
       cuda::wgmma_wait<1>();
@@ -440,7 +441,8 @@ struct FewHeads {
       const int head = first_head + thread;
       const bool exists = head < p.fold * p.heads;
       const HeadPlace at = place_of(p, part.unit, exists ? head : 0);
-      s.visible[thread] = exists ? lanes_of_token(p, part.unit, static_cast<int>(at.token) - part.unit * p.fold) - begin : INT_MAX;
+      s.visible[thread] =
+          exists ? lanes_of_token(p, part.unit, static_cast<int>(at.token) - part.unit * p.fold) - begin : INT_MAX;
       s.out_at[thread] = at.token * p.out_token + at.head * p.out_head;
     }
     load_q();
@@ -490,7 +492,7 @@ struct FewHeads {
     for (int i = 1; i < kGroups; ++i) top = fmaxf(top, s.state[i][local].peak);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const float(&sums)[4][kHeads] = s.sum[i];
+      const float (&sums)[4][kHeads] = s.sum[i];
       const float weight = cuda::exp2_approx(s.state[i][local].peak - shift_of(top));
       s.factor[i][local] = weight;
       all += (sums[0][local] + sums[1][local] + sums[2][local] + sums[3][local]) * weight;
@@ -503,7 +505,8 @@ struct FewHeads {
       if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(all, top) * kLn2;
     } else {
       inverse = all == 0.f ? 0.f : 1.f / all;
-      p.partial_log2[partial + local] = log2_of(all, top);
+      if (p.merge == Merge::cluster) s.log2[local] = log2_of(all, top);
+      else p.partial_log2[partial + local] = log2_of(all, top);
     }
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) s.factor[i][local] *= inverse * kOutFactor;
@@ -532,14 +535,23 @@ struct FewHeads {
     put_share();
     sync_all();
     const int heads = min(kHeads, p.fold * p.heads - first_head);
+    const bool cluster = part.parts > 1 && p.merge == Merge::cluster;
 #pragma unroll 4
     for (int i = thread; i < heads * (kLatent / 4); i += kConsumers) {
       const int local = i / (kLatent / 4), column = i % (kLatent / 4) * 4;
       const float4 z = share_at(local, column);
       if (part.parts == 1) store4(p, s.out_at[local] + column, z);
+      else if (cluster) *reinterpret_cast<float4*>(&s.shares[0][local][column]) = z;
       else *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) = z;
     }
-    if (part.parts == 1 || !p.merge_here) return;
+    if (cluster) {
+      cuda::cluster_sync();
+      add_shares<1, Smem::kStride>(p, part.unit, part.parts, part.index, s.log2, s.shares[0][0], first_head,
+                                   heads * part.index / part.parts, heads * (part.index + 1) / part.parts, thread / 32,
+                                   kConsumers / 32);
+      cuda::cluster_sync();  // until nobody reads here any more
+    }
+    if (part.parts == 1 || p.merge != Merge::last) return;
 
     // Store, fence, count; whoever counts last sees all parts and merges them.
     __threadfence();
@@ -564,16 +576,19 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char few_heads_smem[];
   auto& s = *reinterpret_cast<FewHeadsSmem<Rows, Tile>*>(few_heads_smem);
-  const int item = static_cast<int>(blockIdx.x) / groups, group = static_cast<int>(blockIdx.x) - item * groups;
-  const Part part = part_of_item(p, item, Tile::kTokens, s.plan);
-  if (part.parts == 0) return;  // the whole CTA
   using Loop = FewHeads<Rows, Tile>;
+  cuda::let_next_start();
+  cuda::wait_for_kernel();
+  const Place place = find_place(p, groups, Tile::kTokens, s.plan);
+  if (place.part.parts == 0) return;  // the whole CTA
+  const LaneRange lanes = range_of(place.part, Tile::kTokens);
   if (threadIdx.x >= Loop::kConsumers) {
     cuda::give_registers<Tile::kProducerRegisters>();
-    Loop(p, s, part, 0).produce();
+    Loop(p, s, place.part, lanes, 0).produce();
   } else {
     cuda::take_registers<Tile::kConsumerRegisters>();
-    Loop(p, s, part, group * Tile::kHeads).consume(item, groups, group);
+    if (threadIdx.x == 0) tell_merger(p, place);
+    Loop(p, s, place.part, lanes, place.group * Tile::kHeads).consume(place.item, groups, place.group);
   }
 #endif
 }

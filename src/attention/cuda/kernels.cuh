@@ -39,7 +39,7 @@ TileKernel tile_kernel() {
   using Smem = typename Of::Smem;
   static_assert(sizeof(Smem) <= Arch::kSmemBytes);
   static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
-  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Of::kClocks},
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kClocks},
           Tile::kThreads,
           static_cast<int>(sizeof(Smem)),
           reinterpret_cast<const void*>(Of::kKernel)};

@@ -16,7 +16,8 @@ __device__ inline std::int64_t quotient(std::int64_t n, Divider by) {
 // The list of a unit: its slots, or its row of the block table.
 __device__ inline const void* list_of(const CudaParams& p, int unit) {
   if (!p.indices) return p.table + unit * p.table_request;
-  const std::int64_t at = (unit / p.unit_tokens) * p.index_request + (unit % p.unit_tokens) * p.index_token;
+  const int request = p.unit_tokens == 1 ? unit : unit / p.unit_tokens, token = unit - request * p.unit_tokens;
+  const std::int64_t at = request * p.index_request + token * p.index_token;
   return static_cast<const char*>(p.indices) + at * (p.wide_indices ? 8 : 4);
 }
 
@@ -38,6 +39,26 @@ __device__ inline void fetch_lane(const CudaParams& p, const void* list, int lan
   cuda::cp_async_4(s_to, from, 4);
   if (p.indices && p.wide_indices) cuda::cp_async_4(s_to + 4, from + 4, 4);
 }
+
+// The same, read ahead: nothing but `of` waits for it.
+struct Name {
+  std::uint32_t low = ~0u, high = ~0u;  // -1
+
+  __device__ void read(const CudaParams& p, const void* list, int lane, bool there) {
+    const std::int64_t at = p.indices ? lane * p.index_lane : quotient(lane, p.table_page);
+    asm volatile(
+        "{\n.reg .pred wide, narrow;\nsetp.ne.s32 wide, %3, 0;\nsetp.eq.s32 narrow, %3, 0;\n"
+        "setp.ne.and.s32 wide, %4, 0, wide;\nsetp.ne.and.s32 narrow, %4, 0, narrow;\n"
+        "@wide ld.global.v2.u32 {%0, %1}, [%2];\n@narrow ld.global.u32 %0, [%2];\n}"
+        : "+r"(low), "+r"(high)
+        : "l"(static_cast<const char*>(list) + at * (p.wide_indices ? 8 : 4)), "r"(static_cast<int>(p.wide_indices)),
+          "r"(static_cast<int>(there)));
+  }
+  __device__ std::int64_t of(const CudaParams& p) const {
+    return p.wide_indices ? static_cast<std::int64_t>(std::uint64_t{high} << 32 | low)
+                          : static_cast<std::int64_t>(static_cast<int>(low));
+  }
+};
 
 // Byte offset of the lane's row in the cache, -1 for a hole.
 __device__ inline std::int64_t row_offset(const CudaParams& p, std::int64_t named, int lane) {

@@ -61,9 +61,7 @@ struct Bf16Rows {
   __device__ static void load_values(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      load4(raw, k,
-            s_rows + value_row(lane) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) +
-                lane / 8 % 2 * 16,
+      load4(raw, k, s_rows + value_row(lane) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) + lane / 8 % 2 * 16,
             true);
   }
   __device__ static Fragment key(const Raw& raw, int k) {

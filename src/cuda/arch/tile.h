@@ -32,7 +32,8 @@ struct FewHeadsTile {
   static constexpr int kCtaHeads = Heads, kTokens = 64, kCtas = 1, kThreads = 128 * (Groups + 1);
   // All warp groups together stay within what the launch got: 65536 registers, in eights.
   static constexpr int kProducerRegisters = 56,
-                       kConsumerRegisters = ((65536 / kThreads / 8 * 8) * (Groups + 1) - kProducerRegisters) / Groups / 8 * 8;
+                       kConsumerRegisters =
+                           ((65536 / kThreads / 8 * 8) * (Groups + 1) - kProducerRegisters) / Groups / 8 * 8;
   static_assert(Heads == 8 || Heads == 16 || Heads == 32);
   static_assert(Slots >= 4 * Groups, "each group reads a tile");
 };

@@ -16,14 +16,19 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
-// How L2 treats what is read: as it will, or so that what is read once makes room first.
-__device__ inline std::uint64_t l2_policy(bool once) {
-  std::uint64_t policy;
-  if (once) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  else asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+// What is read with this policy leaves L2 before all else, or in its turn.
+__device__ inline std::uint64_t l2_policy(bool leaves_first) {
+  std::uint64_t r;
+  if (leaves_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r));
+  else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r));
+  return r;
 }
-// The first `bytes` (4 or 0) of 4 bytes.
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes, std::uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(s_to), "l"(g_from), "r"(bytes),
+               "l"(policy)
+               : "memory");
+}
+// The same as cp_async_16 with 4 bytes, or 0.
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
@@ -32,6 +37,47 @@ __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;"
 template <int Left>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+// ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing) ----------------
+
+// It may start; what it reads of this one it reads after wait_for_kernel.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before is done, and its writes are there.
+__device__ inline void wait_for_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- clusters (sm_90 on) --------------------------------------------------------------------------------------------
+
+// All threads of the cluster that still run; shared memory written before can be read after, in any of its CTAs.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Where CTA `rank` of the cluster has what this one has at s_address.
+__device__ inline std::uint32_t cluster_address(std::uint32_t s_address, int rank) {
+  std::uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(s_address), "r"(rank));
+  return r;
+}
+__device__ inline float cluster_load(std::uint32_t address) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ inline float4 cluster_load4(std::uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
 }
 
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------

@@ -27,8 +27,8 @@ __device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int by
 __device__ inline void copy_bulk(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
                                  std::uint64_t l2_policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          s_to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(s_to),
       "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(l2_policy)
       : "memory");
 }
@@ -125,7 +125,7 @@ __device__ inline void wgmma_64x32(float (&d)[16], std::uint64_t a, std::uint64_
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N = 8, 16, 32: a in registers, as for mma.sync; b in shared memory, row by row.
+// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N = 8, 16, 32: a in registers, as for mma.sync, b in shared memory, row by row
 __device__ inline void wgmma_a(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %9, 0;\n"
@@ -150,7 +150,8 @@ __device__ inline void wgmma_a(float (&d)[16], const std::uint32_t (&a)[4], std:
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
       "}, {%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
