@@ -33,6 +33,7 @@ void load_kernel(const void* kernel, int smem_bytes);
 struct LaunchShape {
   std::int64_t ctas;
   int threads, smem_bytes;
+  int rows = 1;        // of CTAs
   int cluster = 1;     // CTAs of a cluster (sm_90 on)
   bool early = false;  // it may start before the kernel before it is done, and waits for it itself (sm_90 on)
 };
@@ -43,7 +44,7 @@ inline cudaError_t launch(const void* kernel, const LaunchShape& shape, cudaStre
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.ctas)),
+  config.gridDim = dim3(static_cast<unsigned>(shape.ctas), static_cast<unsigned>(shape.rows)),
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.smem_bytes), config.stream = stream;
   config.attrs = attributes + (shape.early ? 0 : 1);

@@ -23,8 +23,8 @@ inline constexpr int kProductKeys = 64;
 __device__ inline int tiles_of_keys(int keys) { return (keys + kProductKeys - 1) / kProductKeys; }
 
 // d[64 x 2 N] (+)= a[64 x 32] b[2 N x 32]^T, e4m3, for d[N]: a in registers, b in shared memory.
-__device__ inline void wgmma_e4m3(float (&d)[16], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                                  std::uint64_t b, int add) {
+__device__ inline void wgmma_e4m3(float (&d)[16], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                  std::uint32_t a3, std::uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
@@ -34,8 +34,8 @@ __device__ inline void wgmma_e4m3(float (&d)[16], std::uint32_t a0, std::uint32_
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
 }
-__device__ inline void wgmma_e4m3(float (&d)[32], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                                  std::uint64_t b, int add) {
+__device__ inline void wgmma_e4m3(float (&d)[32], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                  std::uint32_t a3, std::uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
@@ -48,8 +48,8 @@ __device__ inline void wgmma_e4m3(float (&d)[32], std::uint32_t a0, std::uint32_
         "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
 }
-__device__ inline void wgmma_e4m3(float (&d)[64], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                                  std::uint64_t b, int add) {
+__device__ inline void wgmma_e4m3(float (&d)[64], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                  std::uint32_t a3, std::uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
@@ -133,7 +133,8 @@ __device__ inline void start_weights(const CudaScoreParams& p, int first, int en
                                      float (*weights)[Columns::kColumns], int thread) {
   constexpr unsigned kHeads = Columns::kHeads, kRows = Columns::kRows;
 #pragma unroll 1
-  for (unsigned i = static_cast<unsigned>(thread); i < static_cast<unsigned>(blocks) * Columns::kColumns; i += Threads) {
+  for (unsigned i = static_cast<unsigned>(thread); i < static_cast<unsigned>(blocks) * Columns::kColumns;
+       i += Threads) {
     const unsigned head = i % kHeads, at = i / kHeads;
     const int row = first + static_cast<int>(at);
     const bool real = static_cast<int>(head) < p.heads && row < end;
@@ -285,7 +286,8 @@ template <class Tile, class Columns>
 struct RowsSmem {
   static constexpr int kRows = Tile::kBlocks * Columns::kRows;
   HeadBlock<Columns> block[Tile::kBlocks];
-  alignas(1024) unsigned char keys[Tile::kGroups][2][Tile::kKeyTiles][kProductKeys * kDim];  // as heads: these and the next
+  alignas(
+      1024) unsigned char keys[Tile::kGroups][2][Tile::kKeyTiles][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
   int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
   int longest[kMostUnits];               // of a unit's rows
@@ -354,8 +356,7 @@ struct Rows {
   __device__ void fetch(int source, int first, int end, unsigned char (&keys)[Tile::kKeyTiles][kProductKeys * kDim],
                         Arriving (&arriving)[Tile::kKeyTiles]) const {
 #pragma unroll
-    for (int t = 0; t < Tile::kKeyTiles; ++t)
-      arriving[t] = fetch(source, first + t * kProductKeys, end, keys[t]);
+    for (int t = 0; t < Tile::kKeyTiles; ++t) arriving[t] = fetch(source, first + t * kProductKeys, end, keys[t]);
     cuda::cp_async_commit();
   }
   __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
@@ -434,8 +435,8 @@ struct Rows {
         for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
           for (int step = 0; step < 4; ++step)
-            wgmma_e4m3(d[t], a + matrix_step(t * kProductKeys * kDim + step * kStepBytes), b + matrix_step(step * kStepBytes),
-                       step > 0);
+            wgmma_e4m3(d[t], a + matrix_step(t * kProductKeys * kDim + step * kStepBytes),
+                       b + matrix_step(step * kStepBytes), step > 0);
           cuda::wgmma_commit();
         }
         pass_turn();
@@ -522,7 +523,7 @@ struct KeyFetch {
   const int lane = static_cast<int>(threadIdx.x % 32);
   int slot = 0;
   unsigned phase = 1;  // of `empty`: a fresh barrier counts as passed
-  const std::uint64_t policy = cuda::evict_first();
+  const std::uint64_t policy = cuda::l2_policy(true);
 
   // How many arrivals fill a slot.
   __device__ static int arrivals(const CudaScoreParams& p) { return p.table ? 4 : 64; }
@@ -537,7 +538,8 @@ struct KeyFetch {
 
   // Lane 4 j + t: page of keys 16 t .. of the j-th tile from `tile` on.
   __device__ int page_of(int source, int tile, int end) const {
-    const int first = tile * kProductKeys + lane * 16, page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
+    const int first = tile * kProductKeys + lane * 16,
+              page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
     if (source < 0 || source >= p.requests || first >= end || page >= p.table_pages) return -1;
     return __ldg(p.table + source * p.table_row + page);
   }

@@ -400,7 +400,7 @@ struct Select {
 
   __device__ unsigned take(const float* scores, int n, float (&x)[kEntries]) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(scores) % 16 == 0;
-    const std::uint64_t once = cuda::evict_first_policy();
+    const std::uint64_t once = cuda::l2_policy(true);
     float4 v[kGroups];
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {  // all at once: without a branch
@@ -475,7 +475,7 @@ struct Select {
     static constexpr int kStrip = 128 * kFours;
     const float4* first;
     int ahead, length;
-    std::uint64_t once = cuda::evict_first_policy();
+    std::uint64_t once = cuda::l2_policy(true);
     __device__ Groups(const float* scores, int n)
         : ahead(static_cast<int>(reinterpret_cast<std::uintptr_t>(scores) / 4 % 4)), length(n) {
       first = reinterpret_cast<const float4*>(scores - ahead);
