@@ -3,7 +3,7 @@
 // bench/attention_cuda.cu -- checks and times the CUDA attention kernels alone: no library, no dependency.
 //
 //   attention_cuda test [small [NAME]]   random and hostile inputs against double precision; exit 1 on an error
-//   attention_cuda bench [--json FILE] [--tile H] [--parts N] KEY...   keys as in the peer benchmark
+//   attention_cuda bench [--json FILE] [--tile H] [--parts N] [--merge-kernel] KEY...   keys as in the peer benchmark
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -20,8 +20,9 @@
 #include <vector>
 
 #include "attention/cuda/kernels.cuh"
-#include "cuda/arch/sm86.h"
+#include "cuda/arch/sm120.h"
 #include "cuda/arch/sm90.h"
+#include "cuda/context.cuh"
 #include "kv/fp8_rows.h"
 #include "kv/plain.h"
 
@@ -70,6 +71,8 @@ const at::RowKernels& kernels_of(KvFormat format, int rope) {
   std::exit(2);
 }
 
+bool g_merge_kernel = false;  // whatever the choice says
+
 // The chosen or a forced tile and number of parts.
 at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_heads, int force_parts) {
   std::vector<at::TileShape> shapes;
@@ -81,28 +84,37 @@ at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force
     if (rows.tile[i].shape.heads == heads) c.tile = static_cast<std::size_t>(i);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
-    c.merge_here = at::merges_here(rows.tile[c.tile].shape, force_parts);
+    c.merge = at::merge_of(rows.tile[c.tile].shape, force_parts);
   }
+  if (g_merge_kernel && c.parts > 1) c.merge = at::Merge::kernel;
   return c;
 }
 
-cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Choice& choice, cudaStream_t stream) {
-  p.parts = choice.parts, p.target = choice.target, p.merge_here = choice.merge_here;
-  int groups = static_cast<int>(choice.groups), heads = kernel.shape.heads, tokens = kernel.shape.tokens;
-  void* args[] = {&p, &groups, &heads, &tokens};
-  cudaError_t e = cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(choice.items * choice.groups)),
-                                   dim3(static_cast<unsigned>(kernel.threads)), args,
-                                   static_cast<std::size_t>(kernel.smem_bytes), stream);
-  if (e == cudaSuccess && !choice.merge_here)
-    e = cudaLaunchKernel(kConfig.merge, dim3(static_cast<unsigned>(p.units * p.fold * p.heads)), dim3(128), args, 0,
-                         stream);
-  return e;
+int multiprocessors() {
+  static const int n = [] {
+    int x = 0;
+    GOOD(cudaDeviceGetAttribute(&x, cudaDevAttrMultiProcessorCount, 0));
+    return x;
+  }();
+  return n;
 }
 
-int multiprocessors() {
-  int n = 0;
-  GOOD(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
-  return n;
+cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Choice& choice, cudaStream_t stream) {
+  p.parts = choice.parts, p.target = choice.target, p.merge = choice.merge;
+  int groups = static_cast<int>(choice.groups), heads = kernel.shape.heads;
+  void* args[] = {&p, &groups, &heads};
+  const bool early = Arch::kSm >= 90;
+  const int cluster = choice.merge == at::Merge::cluster ? p.parts : 1;
+  cudaError_t e =
+      cuda::launch(kernel.kernel, {choice.items * choice.groups, kernel.threads, kernel.smem_bytes, 1, cluster, early},
+                   stream, args);
+  if (e == cudaSuccess && choice.merge == at::Merge::kernel) {
+    const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
+    e = cuda::launch(kConfig.merge,
+                     {all_heads, at::kMergeThreads, 0, at::merge_rows(all_heads, multiprocessors()), 1, early}, stream,
+                     args);
+  }
+  return e;
 }
 
 template <class T>
@@ -296,6 +308,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
 
+  p.read_once = std::int64_t{p.units} * p.lanes <= slots;
   const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
   const std::int64_t group_heads = rows.tile[choice.tile].shape.heads,
@@ -304,6 +317,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   GOOD(cudaMemset(p.partial, 0xFF, static_cast<std::size_t>(partial_rows) * 512 * 4));
   GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
   GOOD(cudaMemset(p.partial_log2, 0xFF, static_cast<std::size_t>(partial_rows) * 4));
+  GOOD(cudaMalloc(&p.unit_parts, at::kUnevenUnits * sizeof(at::UnitParts)));
   GOOD(cudaMalloc(&p.tickets, cuda::kTicketBytes));
   GOOD(cudaMemset(p.tickets, 0, cuda::kTicketBytes));
 
@@ -325,7 +339,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   GOOD(cudaMemcpy(lse.data(), d_lse, lse.size(), cudaMemcpyDeviceToHost));
   for (void* d : {(void*)d_rows, (void*)d_q, (void*)d_rope, (void*)d_narrow, (void*)d_wide, (void*)d_table,
                   (void*)d_lengths, (void*)d_limit, (void*)d_sink, (void*)d_out, (void*)d_lse, (void*)p.partial,
-                  (void*)p.partial_log2, (void*)p.tickets})
+                  (void*)p.partial_log2, (void*)p.tickets, (void*)p.unit_parts})
     GOOD(cudaFree(d));
 
   bool ok = same;
@@ -617,6 +631,25 @@ unsigned char* bench_rows(bool fp8, std::int64_t count) {
   return rows[fp8];
 }
 
+// The least time that the mma.sync loop can take here by its design: shared memory at 128 bytes a clock and
+// multiprocessor (rows gathered, read as keys and as values by each group of four warps; the four's scores, P of each),
+// 6.1 clocks of a scheduler for a product of 16 x 8 x 16, and random rows from memory; both measured on an H200.
+struct Floor {
+  double us;
+  const char* by;
+};
+Floor floor_of(const at::TileKernel& kernel, bool fp8, double lanes, std::int64_t groups) {
+  const double row = fp8 ? 656 : 1152, value = fp8 ? 512 : 1024, copies = fp8 ? 4 : 1, heads = kernel.shape.heads;
+  const double smem = row + kernel.threads / 128 * (row + value) + heads * (4 * 2 * 4 + (copies + 4) * 2);
+  int khz = 0;
+  GOOD(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
+  const double us = lanes * static_cast<double>(groups) / (multiprocessors() * khz * 1e-3);  // of a clock a lane
+  const Floor floors[] = {{us * smem / 128, "shared memory"},
+                          {us * heads / 8 * (1088 / 16) / 16 * 6.1 / 4, "products"},
+                          {lanes * row / (fp8 ? 3.72e6 : 4.39e6), "gather"}};
+  return *std::max_element(std::begin(floors), std::end(floors), [](Floor x, Floor y) { return x.us < y.us; });
+}
+
 int bench(const std::vector<std::string>& keys, const char* json, int tile, int force_parts) {
   cudaDeviceProp device;
   GOOD(cudaGetDeviceProperties(&device, 0));
@@ -699,6 +732,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       p.table = d_table, p.table_request = table_pages, p.table_pages = table_pages, p.table_page = at::divider(page),
       p.lengths = d_lengths;
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
+    p.read_once = !prefill;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;
     const at::RowKernels& kernels = kernels_of(fp8 ? KvFormat::fp8_ds_mla : KvFormat::bf16, 64);
@@ -708,6 +742,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     const std::int64_t partial_rows = choice.items * choice.groups * kernel.shape.heads;
     GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 2048));
     GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
+    GOOD(cudaMalloc(&p.unit_parts, at::kUnevenUnits * sizeof(at::UnitParts)));
     GOOD(cudaMalloc(&p.tickets, cuda::kTicketBytes));
     GOOD(cudaMemset(p.tickets, 0, cuda::kTicketBytes));
     GOOD(cudaDeviceSynchronize());
@@ -750,7 +785,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     }
     const double error = std::sqrt(worst / size);
     for (void* d : {(void*)d_q, (void*)d_slots, (void*)d_table, (void*)d_lengths, (void*)d_out, (void*)d_lse,
-                    (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets})
+                    (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets, (void*)p.unit_parts})
       GOOD(cudaFree(d));
     const double pairs =
         dense ? std::accumulate(lengths.begin(), lengths.end(), 0.0) : static_cast<double>(units) * topk;
@@ -760,6 +795,10 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
         "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n",
         key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts,
         static_cast<long long>(choice.items), static_cast<int>(choice.groups), error < 8e-3 ? "" : "  WRONG");
+    if (!Arch::kWarpgroupMma) {
+      const Floor floor = floor_of(kernel, fp8, pairs, choice.groups);
+      std::printf("  floor %.1f us (%s): %.0f %%\n", floor.us, floor.by, 100 * floor.us / timed.us);
+    }
     std::fflush(stdout);
     char row[512];
     std::snprintf(row, sizeof row,
@@ -794,9 +833,27 @@ int main(int argc, char** argv) {
     if (a == "--json") json = argv[++i];
     else if (a == "--tile") tile = std::atoi(argv[++i]);
     else if (a == "--parts") parts = std::atoi(argv[++i]);
+    else if (a == "--merge-kernel") g_merge_kernel = true;
     else keys.push_back(a);
   }
   if (mode == "bench") return bench(keys, json, tile, parts);
+  if (mode == "clusters") {
+    for (const auto& rows : kConfig.rows)
+      for (int i = 0; i < rows.count; ++i)
+        for (int size = 2; size <= 8; ++size) {
+          cudaLaunchAttribute a{};
+          a.id = cudaLaunchAttributeClusterDimension, a.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+          cudaLaunchConfig_t c{};
+          c.gridDim = dim3(static_cast<unsigned>(size * 128)),
+          c.blockDim = dim3(static_cast<unsigned>(rows.tile[i].threads));
+          c.dynamicSmemBytes = static_cast<std::size_t>(rows.tile[i].smem_bytes), c.attrs = &a, c.numAttrs = 1;
+          int n = 0;
+          GOOD(cudaOccupancyMaxActiveClusters(&n, rows.tile[i].kernel, &c));
+          std::printf("%s heads %d: %d clusters of %d = %d CTAs\n", rows.rows, rows.tile[i].shape.heads, n, size,
+                      n * size);
+        }
+    return 0;
+  }
   std::printf("attention_cuda test | bench KEY...\n");
   return 2;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "attention/cuda/params.h"
 #include "cuda/launch.h"
 
 namespace sievemla::stage::attention {
@@ -29,9 +30,10 @@ constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the wa
 
 // What the choice knows of a tile.
 struct TileShape {
-  int heads;   // of a CTA
-  int tokens;  // lanes of a tile
-  int ctas;    // on a multiprocessor
+  int heads;    // of a CTA
+  int tokens;   // lanes of a tile
+  int ctas;     // on a multiprocessor
+  int cluster;  // most CTAs that can be a cluster and merge their parts; 1 where there are no clusters
   Clocks clocks;
 };
 
@@ -48,7 +50,7 @@ struct Choice {
   std::size_t tile = 0;       // which
   std::int64_t groups = 1;    // of heads
   int parts = 1, target = 0;  // as in CudaParams
-  bool merge_here = true;
+  Merge merge = Merge::last;
   std::int64_t items = 0;  // most parts of all units together
 };
 
@@ -57,10 +59,13 @@ inline constexpr std::int64_t kMergeBytes = 256 << 10;  // most that the last CT
 inline constexpr int kMergeHereParts = 4;               // and of how many parts; beyond, a kernel is quicker
 inline constexpr int kMostParts = 32;                   // of equal length
 inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;  // most partial results in all
-inline constexpr int kMergeParts = 2048;                                // most that the merge kernel takes
+inline constexpr int kUnevenUnits = 4096;                               // most that are cut unevenly
+inline constexpr int kMergeThreads = 256;
+inline constexpr int kMergeParts = 2048;  // most that the merge kernel takes
 
-inline bool merges_here(const TileShape& t, std::int64_t parts) {
-  return parts == 1 || (parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes);
+inline Merge merge_of(const TileShape& t, std::int64_t parts) {
+  if (parts > 1 && parts <= t.cluster) return Merge::cluster;
+  return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes ? Merge::last : Merge::kernel;
 }
 
 inline double clocks(const TileShape& t, const Workload& x, int parts) {
@@ -71,9 +76,20 @@ inline double clocks(const TileShape& t, const Workload& x, int parts) {
   const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
   const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
   double merge = 0;
-  if (parts > 1)
-    merge = merges_here(t, parts) ? 3000 + 60. * parts * t.heads : 6000 + 16. * static_cast<double>(x.units * x.heads);
+  if (parts > 1) {
+    switch (merge_of(t, parts)) {
+      case Merge::last: merge = 3000 + 60. * parts * t.heads; break;
+      case Merge::kernel: merge = 6000 + 16. * static_cast<double>(x.units * x.heads); break;
+      case Merge::cluster: merge = 2000 + 60. * t.heads; break;
+    }
+  }
   return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;
+}
+
+// Rows of CTAs of the merge kernel, which has one column of CTAs a head: where heads are few, their columns are shared
+// out.
+inline int merge_rows(std::int64_t heads, int multiprocessors) {
+  return heads <= multiprocessors ? 4 : heads <= 2 * multiprocessors ? 2 : 1;
 }
 
 // `tiles` by ascending heads.
@@ -89,24 +105,25 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
     else most = std::max<std::int64_t>(1, std::min(most, kPartialHeads / rows));
     if (x.invariant) {  // by heads alone, and never cut
       if (i > 0 && x.heads <= tiles[i - 1].heads) break;
-      best = {i, groups, 1, 0, true, x.units};
+      best = {i, groups, 1, 0, Merge::last, x.units};
       continue;
     }
     for (int parts = 1; parts <= most; ++parts) {
       const double cost = clocks(t, x, parts);
       if (best.items > 0 && cost >= least) continue;
       least = cost;
-      best = {i, groups, parts, 0, merges_here(t, parts), x.units * parts};
+      best = {i, groups, parts, 0, merge_of(t, parts), x.units * parts};
     }
   }
   const TileShape& t = tiles[best.tile];
   if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
     const std::int64_t target = std::max<std::int64_t>(1, std::int64_t{x.multiprocessors} * t.ctas / best.groups);
     const std::int64_t items = x.units + target;
-    if (x.units < 2 * target && target <= kMergeParts && items * best.groups * t.heads <= kPartialHeads) {
-      best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge_here = false;
+    if (x.units < 2 * target && x.units <= kUnevenUnits && target <= kMergeParts &&
+        items * best.groups * t.heads <= kPartialHeads) {
+      best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge = Merge::kernel;
     } else if (best.parts > 1) {
-      best.parts = 1, best.items = x.units;  // equal parts of unequal units are of no use
+      best.parts = 1, best.items = x.units, best.merge = Merge::last;  // equal parts of unequal units are of no use
     }
   }
   return best;

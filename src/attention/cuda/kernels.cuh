@@ -7,6 +7,7 @@
 
 #include "attention/cuda/attention.cuh"
 #include "attention/cuda/hopper.cuh"
+#include "attention/cuda/hopper_few.cuh"
 #include "attention/cuda/kernels.h"
 #include "cuda/arch/tile.h"
 
@@ -24,6 +25,13 @@ struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
 };
+template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
+struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {
+  using Tile = cuda::FewHeadsTile<Heads, Groups, Slots, Batch>;
+  using Smem = FewHeadsSmem<Rows, Tile>;
+  static constexpr Clocks kClocks = clocks_of(Heads);
+  static constexpr auto kKernel = &few_heads_kernel<Arch, Rows, Tile>;
+};
 
 template <class Arch, class Rows, class Tile>
 TileKernel tile_kernel() {
@@ -31,7 +39,7 @@ TileKernel tile_kernel() {
   using Smem = typename Of::Smem;
   static_assert(sizeof(Smem) <= Arch::kSmemBytes);
   static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
-  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Of::kClocks},
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kClocks},
           Tile::kThreads,
           static_cast<int>(sizeof(Smem)),
           reinterpret_cast<const void*>(Of::kKernel)};

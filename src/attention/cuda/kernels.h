@@ -30,7 +30,7 @@ struct RowKernels {
 struct ConfigKernels {
   int sm;  // of the config, as cuda::Config
   std::span<const RowKernels> rows;
-  const void* merge;  // __global__ void (CudaParams, int groups, int group_heads, int tile)
+  const void* merge;  // __global__ void (CudaParams, int groups, int group_heads)
 };
 
 // In the order of cuda::configs(). Written by CMake.

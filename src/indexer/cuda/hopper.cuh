@@ -545,8 +545,8 @@ struct KeyFetch {
           s.missing[slot][part] = missing;
           cuda::mbarrier_arrive_expecting(full, n * (kDim + 4));
           if (n > 0) {
-            cuda::copy_bulk(cuda::shared_address(to.keys + part * 16 * kDim), keys, n * kDim, full, policy);
-            cuda::copy_bulk(cuda::shared_address(to.scale + part * 16), scales, n * 4, full, policy);
+            cuda::bulk_copy(cuda::shared_address(to.keys + part * 16 * kDim), keys, n * kDim, full, policy);
+            cuda::bulk_copy(cuda::shared_address(to.scale + part * 16), scales, n * 4, full, policy);
           }
         }
         __syncwarp();
@@ -564,7 +564,7 @@ struct KeyFetch {
 #pragma unroll
       for (int i = lane; i < kProductKeys; i += 32) {
         const std::int64_t at = min(max(std::int64_t{source} + tile * kProductKeys + i, std::int64_t{0}), p.n - 1);
-        cuda::copy_bulk(cuda::shared_address(to.keys + i * kDim), p.keys + at * p.page_bytes, kDim, full, policy);
+        cuda::bulk_copy(cuda::shared_address(to.keys + i * kDim), p.keys + at * p.page_bytes, kDim, full, policy);
         cuda::cp_async_4(cuda::shared_address(to.scale + i), p.scales + at, 4);
       }
       cuda::mbarrier_arrive_landed(full);

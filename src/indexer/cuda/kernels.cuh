@@ -38,14 +38,13 @@ ConfigKernels make_kernels() {
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
     using Tile = RowsTile<9, 4>;
-    using OneRow = RingTile<3, 9>;
-    using SomeRows = RingTile<2, 8>;
+    using Ring = RingTile<2, 8>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
-    kernels.pass[0][0] = ring_kernel_of<Arch, OneRow, Columns<32, 1>, 1>();
-    kernels.pass[0][1] = ring_kernel_of<Arch, OneRow, Columns<64, 1>, 1>();
-    kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();
-    kernels.pass[1][1] = ring_kernel_of<Arch, SomeRows, Columns<64, 2>, 4>();
+    kernels.pass[0][0] = ring_kernel_of<Arch, Ring, Columns<32, 1>, 1>();
+    kernels.pass[0][1] = ring_kernel_of<Arch, Ring, Columns<64, 1>, 1>();
+    kernels.pass[1][0] = ring_kernel_of<Arch, Ring, Columns<32, 4>, 2>();
+    kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
     static_assert(2 * sizeof(HeldSmem<Held>) <= Arch::kSmemBytes);
