@@ -16,8 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "cuda/arch/sm90.h"
 #include "cuda_bench.cuh"
-#include "indexer/cuda/hopper.cuh"
+#include "indexer/cuda/kernels.cuh"
 #include "kv/e4m3.h"
 
 namespace {
@@ -32,77 +33,59 @@ struct F16 {
 };
 struct HeldVariant {
   const char* name;
-  const void* kernel;
-  int threads, keys, smem, rows;
-  const void* wide = nullptr;  // beyond 32 heads; such kernels share the work among the multiprocessors themselves
+  HeldKernel kernel[2];  // up to 32 heads, and more
 };
 template <class Arch, class Tile>
 HeldVariant held(const char* name) {
-  return {name,
-          reinterpret_cast<const void*>(&held_kernel<Arch, Tile>),
-          Tile::kThreads,
-          Tile::kKeys,
-          static_cast<int>(sizeof(HeldSmem<Tile>)),
-          kHeldRows};
-}
-struct PassVariant {
-  const char* name;
-  const void* kernel[4];  // one row or several, up to 32 heads or more
-  int threads, ctas;
-  int smem[4];  // 0: pass_smem_bytes
-};
-template <class Arch, class Tile>
-PassVariant pass(const char* name) {
-  const auto* k = reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>);
-  return {name, {k, k, k, k}, Tile::kThreads, Tile::kCtas, {}};
-}
-template <class Tile>
-PassVariant ring(const char* name) {
-  static_assert(sizeof(RingSmem<Tile, Columns<32, 4>, 2>) <= 227 * 1024);
-  return {name,
-          {reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<32, 1>, 1>),
-           reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<64, 1>, 1>),
-           reinterpret_cast<const void*>(&ring_kernel<Fp8, Tile, Columns<32, 4>, 2>),
-           reinterpret_cast<const void*>(&ring_kernel<Fp8, RingTile<2, 8>, Columns<64, 2>, 4>)},
-          Tile::kThreads,
-          1,
-          {sizeof(RingSmem<Tile, Columns<32, 1>, 1>), sizeof(RingSmem<Tile, Columns<64, 1>, 1>),
-           sizeof(RingSmem<Tile, Columns<32, 4>, 2>), sizeof(RingSmem<RingTile<2, 8>, Columns<64, 2>, 4>)}};
+  return {name, {held_kernel_of<Arch, Tile>(), held_kernel_of<Arch, Tile>()}};
 }
 template <class Tile>
 HeldVariant rows(const char* name) {
-  static_assert(sizeof(RowsSmem<Tile, Columns<32, 4>>) <= 227 * 1024);
   return {name,
-          reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<32, 4>>),
-          Tile::kThreads,
-          0,
-          static_cast<int>(sizeof(RowsSmem<Tile, Columns<32, 4>>)),
-          0,
-          reinterpret_cast<const void*>(&rows_kernel<Fp8, Tile, Columns<64, 2>>)};
+          {rows_kernel_of<sievemla::cuda::Sm90, Tile, Columns<32, 4>>(),
+           rows_kernel_of<sievemla::cuda::Sm90, Tile, Columns<64, 2>>()}};
 }
-const HeldVariant kHeld[] = {rows<RowsTile<9, 2, 2>>("rows 9 2 2"), rows<RowsTile<9, 4, 1>>("rows 9 4 1"),
-                             rows<RowsTile<10, 3, 1>>("rows 10 3 1"), held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
+struct PassVariant {
+  const char* name;
+  PassKernel kernel[2][2];  // one row and several; up to 32 heads, and more
+};
+template <class Arch, class Tile>
+PassVariant pass(const char* name) {
+  const PassKernel k = pass_kernel_of<Arch, Tile>();
+  return {name, {{k, k}, {k, k}}};
+}
+template <class OneRow, class SomeRows>
+PassVariant ring(const char* name) {
+  using Sm90 = sievemla::cuda::Sm90;
+  return {name,
+          {{ring_kernel_of<Sm90, OneRow, Columns<32, 1>, 1>(), ring_kernel_of<Sm90, OneRow, Columns<64, 1>, 1>()},
+           {ring_kernel_of<Sm90, SomeRows, Columns<32, 4>, 2>(), ring_kernel_of<Sm90, SomeRows, Columns<64, 2>, 4>()}}};
+}
+const HeldVariant kHeld[] = {rows<RowsTile<9, 4>>("wgmma 9 x 4"), rows<RowsTile<10, 3>>("wgmma 10 x 3"),
+                             held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
                              held<F16, HeldTile<F16, 4, 3, 4>>("f16 4 x 3")};
-const PassVariant kPass[] = {ring<RingTile<2, 16>>("rows ring 2 x 16"), ring<RingTile<2, 8>>("rows ring 2 x 8"),
+const PassVariant kPass[] = {ring<RingTile<3, 9>, RingTile<2, 8>>("wgmma 3 x 9"),
+                             ring<RingTile<2, 8>, RingTile<1, 8>>("wgmma 2 x 8"),
                              pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 3>>("f16 4 x 3")};
-const char* const kMath[] = {"rows", "fp8", "f16"};
+const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int multiprocessors = 132;
 const char* only = "";  // part of the names of the variants to time
 
+void launch(const void* kernel, int ctas, int threads, int smem, CudaScoreParams& p, int second, cudaStream_t s) {
+  void* args[] = {&p, &second};
+  GOOD(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), args,
+                        static_cast<std::size_t>(smem), s));
+}
 void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
-  int blocks = v.wide ? 0 : (p.width + v.keys - 1) / v.keys;
-  const int ctas = v.wide ? multiprocessors : blocks * ((p.rows + v.rows - 1) / v.rows);
-  void* args[] = {&p, &blocks};
-  GOOD(cudaLaunchKernel(v.wide && p.heads > 32 ? v.wide : v.kernel, dim3(static_cast<unsigned>(ctas)),
-                        dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(v.smem), s));
+  const HeldKernel& k = v.kernel[p.heads > 32];
+  const int blocks = k.keys > 0 ? (p.width + k.keys - 1) / k.keys : 0;
+  launch(k.kernel, k.keys > 0 ? blocks * ((p.rows + k.rows - 1) / k.rows) : multiprocessors, k.threads, k.smem_bytes, p,
+         blocks, s);
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
-  void* args[] = {&p, &fold};
-  const int which = (p.heads > 32) + 2 * (fold > 1),
-            smem = v.smem[which] ? v.smem[which] : pass_smem_bytes(p.heads, fold);
-  GOOD(cudaLaunchKernel(v.kernel[which], dim3(static_cast<unsigned>(v.ctas * multiprocessors)),
-                        dim3(static_cast<unsigned>(v.threads)), args, static_cast<std::size_t>(smem), s));
+  const PassKernel& k = v.kernel[fold > 1][p.heads > 32];
+  launch(k.kernel, k.ctas * multiprocessors, k.threads, k.smem_bytes(p.heads, fold), p, fold, s);
 }
 
 template <class T>
@@ -474,14 +457,14 @@ int bench() {
 
 int main(int argc, char** argv) {
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0);
-  for (const auto& v : kHeld) {
-    GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
-    if (v.wide) GOOD(cudaFuncSetAttribute(v.wide, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
-  }
+  const auto allow = [](const void* kernel, int smem) {
+    GOOD(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  };
+  for (const auto& v : kHeld)
+    for (const HeldKernel& k : v.kernel) allow(k.kernel, k.smem_bytes);
   for (const auto& v : kPass)
-    for (int i = 0; i < 4; ++i)
-      GOOD(cudaFuncSetAttribute(v.kernel[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                v.smem[i] ? v.smem[i] : pass_smem_bytes(64, 8)));
+    for (const auto& some : v.kernel)
+      for (const PassKernel& k : some) allow(k.kernel, k.smem_bytes(kMostHeads, kMostFold));
   const std::string what = argc > 1 ? argv[1] : "test";
   if (argc > 2) only = argv[2];
   return what == "bench" ? bench() : test();

@@ -104,7 +104,7 @@ struct Hopper {
     for (int i = 0; i < kRows * kLines; i += 32) {
       const int row = min((i + first) / kLines, kRows - 1), line = (i + first) % kLines;
       const std::int64_t at = __shfl_sync(~0u, offsets, row);
-      if (at >= 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.rows + at + line * 128));
+      if (at >= 0) cuda::prefetch_l2(p.rows + at + line * 128);
     }
   }
   // This thread's 16 codes of row `row`.

@@ -10,18 +10,23 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// ---- global -> shared, asynchronously ---------------------------------------------------------------
+// ---- L2 --------------------------------------------------------------------------------------------
 
-// Copies the first `bytes` (16 or 0) of 16 bytes past L1 and fills up with zeros: with 0 g_from is not read.
-__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
-}
 // What is read with this policy leaves L2 before all else, or in its turn.
 __device__ inline std::uint64_t l2_policy(bool leaves_first) {
   std::uint64_t r;
   if (leaves_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r));
   else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r));
   return r;
+}
+// Has the line brought into L2.
+__device__ inline void prefetch_l2(const void* g_from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(g_from)); }
+
+// ---- global -> shared, asynchronously ---------------------------------------------------------------
+
+// Copies the first `bytes` (16 or 0) of 16 bytes past L1 and fills up with zeros: with 0 g_from is not read.
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
 __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes, std::uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(s_to), "l"(g_from), "r"(bytes),
@@ -32,18 +37,18 @@ __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int b
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All of 8 bytes.
 __device__ inline void cp_async_8(std::uint32_t s_to, const void* g_from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(s_to), "l"(g_from) : "memory");
 }
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Left` of the newest groups are in flight.
 template <int Left>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// ---- global -> registers ----------------------------------------------------------------------------
+// ---- global -> registers --------------------------------------------------------
 
 // Loads 16 bytes past L1, if `wanted`. In program order.
 __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, std::uint64_t policy) {
@@ -54,9 +59,6 @@ __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, s
       : "l"(g_from), "r"(static_cast<int>(wanted)), "l"(policy)
       : "memory");
 }
-
-// Has the line brought into L2.
-__device__ inline void prefetch_l2(const void* g_from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(g_from)); }
 
 // ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing) ----------------
 
@@ -115,6 +117,12 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(s_row)
                : "memory");
+}
+
+__device__ inline float load_shared(std::uint32_t s_from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(s_from) : "memory");
+  return x;
 }
 
 // ---- arithmetic -------------------------------------------------------------------------------------

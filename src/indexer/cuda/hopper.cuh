@@ -274,11 +274,10 @@ __device__ inline void sum_heads(const float (&d)[Columns::kColumns / 2], const 
 
 // ---- many rows: warp groups hold the heads of rows, keys pass by ------------------------------------
 
-// Groups: warp groups of a CTA, of KeyTiles times 64 keys each at a time.
-template <int Blocks, int Groups, int KeyTiles>
+// Groups: warp groups of a CTA, of 64 keys each at a time.
+template <int Blocks, int Groups>
 struct RowsTile {
-  static constexpr int kBlocks = Blocks, kGroups = Groups, kKeyTiles = KeyTiles, kThreads = 128 * Groups;
-  static_assert(KeyTiles == 1 || KeyTiles == 2);
+  static constexpr int kBlocks = Blocks, kGroups = Groups, kThreads = 128 * Groups;
 };
 inline constexpr int kMostUnits = 512;  // of rows, in a launch
 
@@ -286,8 +285,7 @@ template <class Tile, class Columns>
 struct RowsSmem {
   static constexpr int kRows = Tile::kBlocks * Columns::kRows;
   HeadBlock<Columns> block[Tile::kBlocks];
-  alignas(
-      1024) unsigned char keys[Tile::kGroups][2][Tile::kKeyTiles][kProductKeys * kDim];  // as heads: these and the next
+  alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
   int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
   int longest[kMostUnits];               // of a unit's rows
@@ -347,18 +345,11 @@ struct Rows {
     return __ballot_sync(~0u, low) | static_cast<std::uint64_t>(__ballot_sync(~0u, high)) << 32;
   }
 
-  // Starts the copies of a warp's 16 keys of each tile; those from `end` on need not exist. What is not there is not
-  // copied.
+  // Starts the copies of a warp's 16 keys; those from `end` on need not exist. What is not there is not copied.
   struct Arriving {
     float scale[2];  // of keys lane / 4 and + 8, halved: 2 relu(x) = x + |x|
     int first;       // key; beyond all where the page lies nowhere
   };
-  __device__ void fetch(int source, int first, int end, unsigned char (&keys)[Tile::kKeyTiles][kProductKeys * kDim],
-                        Arriving (&arriving)[Tile::kKeyTiles]) const {
-#pragma unroll
-    for (int t = 0; t < Tile::kKeyTiles; ++t) arriving[t] = fetch(source, first + t * kProductKeys, end, keys[t]);
-    cuda::cp_async_commit();
-  }
   __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
     Arriving arriving{{0.f, 0.f}, first};
     const unsigned char* from = p.keys;
@@ -392,35 +383,33 @@ struct Rows {
           cuda::cp_async_8(to + i * kDim + (step_place(piece, h) ^ (row + i) % 8) * 16, from + h * 8);
     if (g < there) arriving.scale[0] = 0.5f * __ldg(scale + g);
     if (g + 8 < there) arriving.scale[1] = 0.5f * __ldg(scale + g + 8);
+    cuda::cp_async_commit();
     return arriving;
   }
 
   // Keys first_key .. end - 1 of a source, for rows `mine`.
   __device__ void pass(int source, std::uint64_t mine, int first_row, int first_key, int end, int longest) const {
-    constexpr int kTiles = Tile::kKeyTiles, kStep = Tile::kGroups * kTiles * kProductKeys;
+    constexpr int kStep = Tile::kGroups * kProductKeys;
     const int begin = uniform((__ffsll(static_cast<long long>(mine)) - 1) / kBlockRows);  // blocks of these rows
     const int last = uniform((63 - __clzll(static_cast<long long>(mine))) / kBlockRows + 1);
     first_key = uniform(first_key), end = uniform(end);
     const std::uint64_t heads = matrix_of(s.block[0].heads), keys = matrix_of(s.keys[group]);
     const std::int64_t row_step = kBlockRows * p.logits_row;
-    int first = first_key - kStep + group * kTiles * kProductKeys + warp % 4 * kMine;
+    int first = first_key - kStep + group * kProductKeys + warp % 4 * kMine;
     float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
-    Arriving next[kTiles] = {};
+    Arriving next{};
     int odd = 1;
     if (group == Tile::kGroups - 1) pass_turn();
+    // In all groups as often; the first time round only fetches.
 #pragma unroll 1
-    for (int at = first_key - kStep; at < end; at += kStep, first += kStep, out += kStep, odd ^= 1) {  // in all groups
-      Arriving here[kTiles];
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) here[t] = next[t];
+    for (int at = first_key - kStep; at < end; at += kStep, first += kStep, out += kStep, odd ^= 1) {
+      const Arriving here = next;
       cuda::cp_async_wait<0>();
       cuda::fence_async();
       cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
-      fetch(source, first + kStep, longest, s.keys[group][odd ^ 1], next);
+      next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
       if (at < first_key) continue;
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-        if (here[t].first == kNowhere) lose(first_row, first + t * kProductKeys);
+      if (here.first == kNowhere) lose(first_row, first);
       const std::uint64_t a = keys + odd * matrix_step(sizeof(s.keys[0][0]));
       std::uint64_t b = heads + begin * matrix_step(sizeof(s.block[0]));
       const float* weights = s.weights[begin];
@@ -428,31 +417,20 @@ struct Rows {
       float* to = out;
 #pragma unroll 1
       for (int block = begin; block < last; ++block) {
-        float d[kTiles][64];
+        float d[64];
         wait_turn();
         cuda::wgmma_fence();
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-          for (int step = 0; step < 4; ++step)
-            wgmma_e4m3(d[t], a + matrix_step(t * kProductKeys * kDim + step * kStepBytes),
-                       b + matrix_step(step * kStepBytes), step > 0);
-          cuda::wgmma_commit();
-        }
+        for (int step = 0; step < 4; ++step)
+          wgmma_e4m3(d, a + matrix_step(step * kStepBytes), b + matrix_step(step * kStepBytes), step > 0);
+        cuda::wgmma_commit();
         pass_turn();
         const Weights<Columns> w(weights, lane);
-        const int visible = *length - my_key;
-        const auto finish = [&](int t) {
-          sum_heads<Columns>(d[t], w, here[t].scale, lane, [&](int on, float score) {
-            if (here[t].first + on < visible) to[t * kProductKeys + on] = score;
-          });
-        };
-        if constexpr (kTiles == 2) {
-          cuda::wgmma_wait<1>();
-          finish(0);
-        }
+        const int visible = *length - my_key - here.first;
         cuda::wgmma_wait<0>();
-        finish(kTiles - 1);
+        sum_heads<Columns>(d, w, here.scale, lane, [&](int on, float score) {
+          if (on < visible) to[on] = score;
+        });
         b += matrix_step(sizeof(s.block[0])), weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
@@ -567,8 +545,8 @@ struct KeyFetch {
           s.missing[slot][part] = missing;
           cuda::mbarrier_arrive_expecting(full, n * (kDim + 4));
           if (n > 0) {
-            cuda::copy_bulk(cuda::shared_address(to.keys + part * 16 * kDim), keys, n * kDim, full, policy);
-            cuda::copy_bulk(cuda::shared_address(to.scale + part * 16), scales, n * 4, full, policy);
+            cuda::bulk_copy(cuda::shared_address(to.keys + part * 16 * kDim), keys, n * kDim, full, policy);
+            cuda::bulk_copy(cuda::shared_address(to.scale + part * 16), scales, n * 4, full, policy);
           }
         }
         __syncwarp();
@@ -586,7 +564,7 @@ struct KeyFetch {
 #pragma unroll
       for (int i = lane; i < kProductKeys; i += 32) {
         const std::int64_t at = min(max(std::int64_t{source} + tile * kProductKeys + i, std::int64_t{0}), p.n - 1);
-        cuda::copy_bulk(cuda::shared_address(to.keys + i * kDim), p.keys + at * p.page_bytes, kDim, full, policy);
+        cuda::bulk_copy(cuda::shared_address(to.keys + i * kDim), p.keys + at * p.page_bytes, kDim, full, policy);
         cuda::cp_async_4(cuda::shared_address(to.scale + i), p.scales + at, 4);
       }
       cuda::mbarrier_arrive_landed(full);

@@ -9,6 +9,15 @@
 
 namespace sievemla::stage::indexer {
 
+template <class Arch, class Tile>
+HeldKernel held_kernel_of() {
+  return {reinterpret_cast<const void*>(&held_kernel<Arch, Tile>), Tile::kThreads,
+          static_cast<int>(sizeof(HeldSmem<Tile>)), kHeldRows, Tile::kKeys};
+}
+template <class Arch, class Tile>
+PassKernel pass_kernel_of() {
+  return {reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas, pass_smem_bytes};
+}
 template <class Arch, class Tile, class Columns>
 HeldKernel rows_kernel_of() {
   static_assert(sizeof(RowsSmem<Tile, Columns>) <= Arch::kSmemBytes);
@@ -18,7 +27,7 @@ HeldKernel rows_kernel_of() {
 template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
   static_assert(sizeof(RingSmem<Tile, Columns, Blocks>) <= Arch::kSmemBytes);
-  static_assert(Blocks * Columns::kRows == (Blocks == 1 ? 1 : kMostFold));
+  static_assert(Blocks * Columns::kRows == (Columns::kRows == 1 ? 1 : kMostFold));
   return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>), Tile::kThreads, 1,
           [](int, int) { return static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)); }};
 }
@@ -28,25 +37,21 @@ ConfigKernels make_kernels() {
   ConfigKernels kernels{};
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
-    using Tile = RowsTile<9, 2, 2>;
+    using Tile = RowsTile<9, 4>;
+    using Ring = RingTile<2, 8>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
-    using Ring = RingTile<2, 16>;
     kernels.pass[0][0] = ring_kernel_of<Arch, Ring, Columns<32, 1>, 1>();
     kernels.pass[0][1] = ring_kernel_of<Arch, Ring, Columns<64, 1>, 1>();
     kernels.pass[1][0] = ring_kernel_of<Arch, Ring, Columns<32, 4>, 2>();
-    kernels.pass[1][1] = ring_kernel_of<Arch, RingTile<2, 8>, Columns<64, 2>, 4>();
+    kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
-    using Pass = PassTile<Arch, 4, 2>;
     static_assert(2 * sizeof(HeldSmem<Held>) <= Arch::kSmemBytes);
     static_assert(pass_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
-    for (HeldKernel& held : kernels.held)
-      held = {reinterpret_cast<const void*>(&held_kernel<Arch, Held>), Held::kThreads,
-              static_cast<int>(sizeof(HeldSmem<Held>)), kHeldRows, Held::kKeys};
+    for (HeldKernel& held : kernels.held) held = held_kernel_of<Arch, Held>();
     for (auto& some : kernels.pass)
-      for (PassKernel& pass : some)
-        pass = {reinterpret_cast<const void*>(&pass_kernel<Arch, Pass>), Pass::kThreads, Pass::kCtas, pass_smem_bytes};
+      for (PassKernel& pass : some) pass = pass_kernel_of<Arch, PassTile<Arch, 4, 2>>();
   }
   kernels.write_keys = reinterpret_cast<const void*>(&write_keys_kernel<Arch>);
   kernels.queries = reinterpret_cast<const void*>(&queries_kernel<Arch>);
