@@ -32,6 +32,12 @@ def test_right_kernels_pass(shape):
     assert found(shape) == []
 
 
+def test_it_does_not_depend_on_the_default_device():
+    """vLLM builds a model's layers with its device as the default."""
+    with torch.device("meta"):
+        assert found() == []
+
+
 def on_the_cpu(monkeypatch, name, change):
     """Lets `change` spoil the arguments of a stage, of the backend under test alone."""
     right = getattr(sievemla, name)

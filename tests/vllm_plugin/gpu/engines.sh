@@ -17,7 +17,7 @@ sleep 1  # the others then find DeepGEMM's kernels begun
 run flashmla-again -- plain $flashmla
 run flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa
 run flashmla8 -- plain $flashmla --kv fp8
-run ours -- plain $ours
+run ours SIEVEMLA_SELFTEST=once -- plain $ours
 run ours8 -- plain $ours --kv fp8
 run ours-attention SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours
 run ours-attention8 SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours --kv fp8
