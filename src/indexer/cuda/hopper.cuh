@@ -646,6 +646,8 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void ring_kernel(const __grid_co
     cuda::fence_mbarrier_init();
   }
   __syncthreads();
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
   const Units units{p.rows / fold, [&](int unit) { return tiles_of_keys(longest_of_unit(p, unit, fold)); }};
   const bool fetches = warp == Tile::kConsumers / 32;
   KeyFetch<Tile, Smem> fetch{p, s};

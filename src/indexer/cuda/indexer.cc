@@ -72,10 +72,10 @@ CudaScoreParams params_of(const IndexScoreArgs& args) {
   return p;
 }
 
-void launch(const base::Exec& exec, const cuda::Context& context, const void* kernel, std::int64_t ctas, int threads,
-            int smem_bytes, void** arguments, const char* where) {
+void launch(const base::Exec& exec, const cuda::Context& context, const void* kernel, const cuda::LaunchShape& shape,
+            void** arguments, const char* where) {
   const cuda::CurrentDevice current(context.device);
-  cuda::launch(kernel, ctas, threads, smem_bytes, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
+  cuda::launch(kernel, shape, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
 }
 
 const cuda::Context& context_of(const base::Exec& exec) { return cuda::prepared_context(exec.backend.device().index); }
@@ -115,14 +115,19 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
     int fold = p.source ? 1 : rows_each;
     const PassKernel& pass = kernels.pass[fold > 1][many_heads];
     void* arguments[] = {&p, &fold};
-    launch(exec, context, pass.kernel, pass.ctas * context.multiprocessors, pass.threads,
-           pass.smem_bytes(p.heads, fold), arguments, "index_scores");
+    launch(exec, context, pass.kernel,
+           {.ctas = std::int64_t{pass.ctas} * context.multiprocessors,
+            .threads = pass.threads,
+            .smem_bytes = pass.smem_bytes(p.heads, fold),
+            .early = kernels.sm >= 90},
+           arguments, "index_scores");
     return;
   }
   const HeldKernel& held = kernels.held[many_heads];
   const auto start = [&](std::int64_t ctas, int second) {
     void* arguments[] = {&p, &second};
-    launch(exec, context, held.kernel, ctas, held.threads, held.smem_bytes, arguments, "index_scores");
+    launch(exec, context, held.kernel, {.ctas = ctas, .threads = held.threads, .smem_bytes = held.smem_bytes},
+           arguments, "index_scores");
   };
   if (held.keys == 0) {
     for (int row = 0; row < p.rows; row += held.rows) start(context.multiprocessors, row);
@@ -152,7 +157,8 @@ void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exe
   const cuda::Context& context = context_of(exec);
   void* arguments[] = {&p};
   launch(exec, context, cuda::kernels_for(context, config_kernels()).write_keys,
-         cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), 32 * kHeadWarps, 0, arguments, "write_index_keys");
+         {.ctas = cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), .threads = 32 * kHeadWarps, .smem_bytes = 0},
+         arguments, "write_index_keys");
 }
 
 base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args) {
@@ -176,7 +182,10 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   const cuda::Context& context = context_of(exec);
   void* arguments[] = {&p};
   launch(exec, context, cuda::kernels_for(context, config_kernels()).queries,
-         cuda::ceil_div<std::int64_t>(p.tokens * p.heads, kHeadWarps), 32 * kHeadWarps, 0, arguments, "index_queries");
+         {.ctas = cuda::ceil_div<std::int64_t>(p.tokens * p.heads, kHeadWarps),
+          .threads = 32 * kHeadWarps,
+          .smem_bytes = 0},
+         arguments, "index_queries");
 }
 
 void indexer_cuda_prepare(int config_sm) {

@@ -204,6 +204,8 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = (p.heads + 7) / 8 * 8;
   float* const weights = reinterpret_cast<float*>(smem + fold * padded * kDim);
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
   const Units units{p.rows / fold,
                     [&](int unit) { return (longest_of_unit(p, unit, fold) + Keys::kKeys - 1) / Keys::kKeys; }};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);

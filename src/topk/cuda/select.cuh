@@ -23,7 +23,7 @@ namespace sievemla::stage::topk {
 
 inline constexpr int kBinBits = 11, kBins = 1 << kBinBits;
 inline constexpr int kFew = 64;    // in the last bin: ranked by comparing all with all
-inline constexpr int kSoon = 128;  // entries of a part that are read before it is known how many there are
+inline constexpr int kSoon = 192;  // entries of a part that are read before it is known how many there are
 inline constexpr int kListBits = 13, kList = kListEntries;
 static_assert(kList == 1 << kListBits);
 
@@ -506,7 +506,7 @@ struct Select {
       }
     }
     // Few enough samples to be quick, and so many that the list is short: kList >> fewer().
-    __device__ int fewer() const { return length > (1 << 18) ? 0 : length > (1 << 16) ? 1 : 2; }
+    __device__ int fewer() const { return length > (1 << 18) ? 0 : length > (1 << 17) ? 1 : 2; }
     // Group i of them.
     __device__ float4 sample(int i) const {
       const unsigned skip = ahead == 0 ? 0 : 1,
@@ -680,8 +680,8 @@ struct Select {
   // Rows: Short: at most a list; Long; Shared by p.parts CTAs.
   template <RowKind kKind>
   __device__ void run(int part) {
-    cuda::let_next_start();
     cuda::wait_for_kernel();
+    cuda::let_next_start();  // not before: the CTAs of many kernels would wait, and lie badly among multiprocessors
     const int start = p.starts ? max(p.starts[row], 0) : 0, length = p.lengths[row];
     if constexpr (kKind == RowKind::kShared) {  // meanwhile: the row may be as long as it can be
       const Groups<2> whole(p.scores + row * p.scores_row, static_cast<int>(min(p.width, std::int64_t{INT32_MAX})));

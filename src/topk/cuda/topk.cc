@@ -103,7 +103,10 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
   const ConfigKernels& kernels = kernels_on(context);
   const SelectKernel& kernel = width <= kListEntries ? kernels.of_list : p.parts > 1 ? kernels.shared : kernels.alone;
   void* arguments[] = {&p};
-  cuda::launch(kernel.kernel, {rows * p.parts, kernel.threads, kernel.smem_bytes, 1, kernels.sm >= 90},
+  // With a CTA a row, those that had waited beside another kernel's were slower.
+  const bool early = kernels.sm >= 90 && p.parts > 1;
+  cuda::launch(kernel.kernel,
+               {.ctas = rows * p.parts, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = early},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
 }
 
