@@ -70,7 +70,9 @@ const PassVariant kPass[] = {ring<RingTile<3, 9>, RingTile<2, 8>>("wgmma 3 x 9")
 const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int multiprocessors = 132;
-const char* only = "";  // part of the names of the variants to time
+constexpr double kGroupTflops = 1979;  // of an H200: wgmma e4m3, by the data sheet
+constexpr double kWarpTflops = 642;    // mma.sync bf16, measured; fp8 becomes f16 there
+const char* only = "";                 // part of the names of the variants to time
 
 void launch(const void* kernel, int ctas, int threads, int smem, CudaScoreParams& p, int second, cudaStream_t s) {
   void* args[] = {&p, &second};
@@ -384,8 +386,9 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
     if (!std::strstr(v.name, only)) continue;
     if (!of_math(v.name, 0) && (heads == 64 || keys > 65536)) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); });
-    std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s\n", heads, rows, keys, v.name, us,
-                pairs * heads * 256 / us * 1e-6);
+    const double tflops = pairs * heads * 256 / us * 1e-6;
+    std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", heads,
+                rows, keys, v.name, us, tflops, 100 * tflops / (of_math(v.name, 0) ? kGroupTflops : kWarpTflops));
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),

@@ -48,7 +48,7 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// ---- global -> registers --------------------------------------------------------
+// ---- global -> registers ----------------------------------------------------------------------------
 
 // Loads 16 bytes past L1, if `wanted`. In program order.
 __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, std::uint64_t policy) {
