@@ -25,7 +25,7 @@ constexpr Clocks clocks_of(int heads) {
   return {5200, 5200, 16000};
 }
 constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
-  return scaled ? Clocks{2800, 2800, 34000} : Clocks{2300, 2300, 32000};
+  return scaled ? Clocks{2950, 2950, 30000} : Clocks{2450, 2450, 30000};
 }
 
 // What the choice knows of a tile.
@@ -63,24 +63,35 @@ inline constexpr int kUnevenUnits = 4096;                               // most 
 inline constexpr int kMergeThreads = 256;
 inline constexpr int kMergeParts = 2048;  // most that the merge kernel takes
 
-inline Merge merge_of(const TileShape& t, std::int64_t parts) {
-  if (parts > 1 && parts <= t.cluster) return Merge::cluster;
-  return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes ? Merge::last : Merge::kernel;
+// Of 132 multiprocessors with a CTA each, as many are in clusters of that many CTAs at a time: a cluster stays within a
+// part of the GPU (cudaOccupancyMaxActiveClusters on an H200).
+inline constexpr int kClustered[] = {132, 132, 132, 117, 120, 110, 102, 105, 120};
+
+// Whether parts can be merged so.
+inline bool merges(const TileShape& t, std::int64_t parts, Merge merge) {
+  switch (merge) {
+    case Merge::last: return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes && t.cluster == 1;
+    case Merge::cluster: return parts <= t.cluster;
+    case Merge::kernel: return parts > 1;
+  }
+  return false;
 }
 
-inline double clocks(const TileShape& t, const Workload& x, int parts) {
+inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how) {
   const Clocks& c = t.clocks;
   const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
-  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
-  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
+  const std::int64_t at_once =
+      how == Merge::cluster ? std::max(1, x.multiprocessors * kClustered[parts] / kClustered[1]) : x.multiprocessors;
+  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, at_once), 1, t.ctas);
+  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, at_once * crowd);
   const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
   const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
   double merge = 0;
   if (parts > 1) {
-    switch (merge_of(t, parts)) {
+    switch (how) {
       case Merge::last: merge = 3000 + 60. * parts * t.heads; break;
-      case Merge::kernel: merge = 6000 + 16. * static_cast<double>(x.units * x.heads); break;
-      case Merge::cluster: merge = 2000 + 60. * t.heads; break;
+      case Merge::cluster: merge = 3000; break;
+      case Merge::kernel: merge = 9000 + 2. * static_cast<double>(x.units * x.heads); break;
     }
   }
   return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;
@@ -108,12 +119,14 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
       best = {i, groups, 1, 0, Merge::last, x.units};
       continue;
     }
-    for (int parts = 1; parts <= most; ++parts) {
-      const double cost = clocks(t, x, parts);
-      if (best.items > 0 && cost >= least) continue;
-      least = cost;
-      best = {i, groups, parts, 0, merge_of(t, parts), x.units * parts};
-    }
+    for (int parts = 1; parts <= most; ++parts)
+      for (const Merge merge : {Merge::last, Merge::cluster, Merge::kernel}) {
+        if (parts > 1 && !merges(t, parts, merge)) continue;
+        const double cost = clocks(t, x, parts, merge);
+        if (best.items > 0 && cost >= least) continue;
+        least = cost;
+        best = {i, groups, parts, 0, merge, x.units * parts};
+      }
   }
   const TileShape& t = tiles[best.tile];
   if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
