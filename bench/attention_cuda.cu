@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "attention/cuda/kernels.cuh"
-#include "cuda/arch/sm86.h"
+#include "cuda/arch/sm120.h"
 #include "cuda/arch/sm90.h"
 #include "cuda/context.cuh"
 #include "kv/fp8_rows.h"
@@ -312,6 +312,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
 
+  p.read_once = std::int64_t{p.units} * p.lanes <= slots;
   const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
   const std::int64_t group_heads = rows.tile[choice.tile].shape.heads,
@@ -634,6 +635,25 @@ unsigned char* bench_rows(bool fp8, std::int64_t count) {
   return rows[fp8];
 }
 
+// The least time that the mma.sync loop can take here by its design: shared memory at 128 bytes a clock and
+// multiprocessor (rows gathered, read as keys and as values by each group of four warps; the four's scores, P of each),
+// 6.1 clocks of a scheduler for a product of 16 x 8 x 16, and random rows from memory; both measured on an H200.
+struct Floor {
+  double us;
+  const char* by;
+};
+Floor floor_of(const at::TileKernel& kernel, bool fp8, double lanes, std::int64_t groups) {
+  const double row = fp8 ? 656 : 1152, value = fp8 ? 512 : 1024, copies = fp8 ? 4 : 1, heads = kernel.shape.heads;
+  const double smem = row + kernel.threads / 128 * (row + value) + heads * (4 * 2 * 4 + (copies + 4) * 2);
+  int khz = 0;
+  GOOD(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
+  const double us = lanes * static_cast<double>(groups) / (multiprocessors() * khz * 1e-3);  // of a clock a lane
+  const Floor floors[] = {{us * smem / 128, "shared memory"},
+                          {us * heads / 8 * (1088 / 16) / 16 * 6.1 / 4, "products"},
+                          {lanes * row / (fp8 ? 3.72e6 : 4.39e6), "gather"}};
+  return *std::max_element(std::begin(floors), std::end(floors), [](Floor x, Floor y) { return x.us < y.us; });
+}
+
 int bench(const std::vector<std::string>& keys, const char* json, int tile, int force_parts) {
   cudaDeviceProp device;
   GOOD(cudaGetDeviceProperties(&device, 0));
@@ -779,6 +799,10 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
         "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n",
         key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts,
         static_cast<long long>(choice.items), static_cast<int>(choice.groups), error < 8e-3 ? "" : "  WRONG");
+    if (!Arch::kWarpgroupMma) {
+      const Floor floor = floor_of(kernel, fp8, pairs, choice.groups);
+      std::printf("  floor %.1f us (%s): %.0f %%\n", floor.us, floor.by, 100 * floor.us / timed.us);
+    }
     std::fflush(stdout);
     char row[512];
     std::snprintf(row, sizeof row,

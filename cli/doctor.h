@@ -129,23 +129,26 @@ struct EngineAnswer {
 };
 EngineAnswer ask_engine(std::string_view engine, int capability, const Model& model);
 
-// A time that docs/measurements holds.
+// A time of attention that docs/measurements/h200.json holds; read once.
 struct Measured {
   int capability;
-  std::string_view device, cache;
+  std::string device, cache;
   int heads, batch;
   double us;
-  std::string_view name;  // of the case
+  std::string name;  // of the case
 };
-std::span<const Measured> measured_attention();
+const std::vector<Measured>& measured_attention();
 
-// What a device was measured to reach at most (bench/ceilings.json).
+// What a device was measured to reach at most (bench/ceilings.json); read once.
 struct Ceiling {
   int capability;
-  std::string_view device;
+  std::string device;
   double tbps, bf16_tflops, e4m3_tflops;
 };
-std::span<const Ceiling> ceilings();
+const std::vector<Ceiling>& ceilings();
+
+extern const char* const kCeilingsJson;  // the two files, as they were when this was built
+extern const char* const kMeasuredJson;
 
 // ---- the verdict: doctor_verdict.cc -----------------------------------------------------------------
 

@@ -60,7 +60,7 @@ std::string stages_text(const Target& t) {
       text += fmt::format("  at the ceilings of an {} ({} TB/s, {} TFLOP/s), a layer at batch {}, {} tokens each:",
                           floor.on->device, floor.on->tbps, floor.on->bf16_tflops, floor.batch, floor.context);
     text += fmt::format("{} {} {}", first ? "" : ",", floor.stage, time_text(floor.us));
-    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += "\n";
+    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += '\n';
   }
   return text + "\n";
 }
@@ -135,8 +135,8 @@ std::string machine_text(const Machine& m) {
   text += fmt::format("Python     {}: {}\n", m.python.empty() ? "none on PATH" : m.python,
                       packages.empty() ? "nothing of interest installed" : packages);
   const sievemla::cli::Machine cpu = this_machine();
-  return text + fmt::format("CPU        {}, {} cores, {:.1f} GiB, up to {}\n", cpu.cpu, cpu.cores,
-                            gib(m.host_memory_bytes), cpu.tiers.empty() ? "nothing" : cpu.tiers.back());
+  return text + fmt::format("CPU        {}, {} cores, {:.1f} GiB, tier {}\n", cpu.cpu, cpu.cores,
+                            gib(m.host_memory_bytes), cpu.best_tier);
 }
 
 std::string known_models_text() {

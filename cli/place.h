@@ -4,11 +4,10 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
-#include "cli/measure.h"
-#include "cli/tensors.h"
-#include "cuda/memory.h"
+#include "api/tensors.h"
 #include "sievemla/backend.h"
 
 namespace sievemla::cli {
@@ -17,12 +16,13 @@ class Place {
  public:
   explicit Place(const Backend& backend) : backend_(backend), copied_(backend.kind() == BackendKind::cuda) {}
   Place(const Place&) = delete;
+  ~Place();
 
   // The view there, of all bytes that it spans. A view that begins where an earlier one did leads to the same copy.
   TensorView put(const TensorView& view);
   template <class Args>
   Args put_all(Args args) {
-    each_tensor(args, [&](TensorView& view) { view = put(view); });
+    api::each_tensor(args, [&](TensorView& view) { view = put(view); });
     return args;
   }
   // What a view that was put holds now, back into its host memory. Waits for the device.
@@ -35,20 +35,23 @@ class Place {
   // Contiguous, on the host, until the next call. Waits for the device.
   TensorView here(const TensorView& contiguous);
 
-  // Of its own (Scratch).
+  // Of its own, aligned, poisoned and initialised.
   Workspace workspace(std::int64_t bytes);
 
  private:
   void* allocate(std::int64_t bytes);
 
+  struct Free {
+    bool on_device;
+    void operator()(void* memory) const;
+  };
   struct Copy {
     void* there;
     std::int64_t bytes;
   };
   Backend backend_;
   bool copied_;
-  std::vector<cuda::Memory> memory_;
-  std::vector<Scratch> scratch_;
+  std::vector<std::unique_ptr<void, Free>> memory_;
   std::map<const void*, Copy> copies_;
   std::vector<std::byte> here_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/verify.h -- every kernel of a stage against the stage's reference kernel, over seeded shapes.
+// cli/verify.h -- every kernel that runs here against its stage's reference kernel, over seeded shapes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +19,7 @@ struct VerifyOptions {
   std::vector<Backend> backends;                 // whose kernels are checked
   std::uint64_t seed = 1;                        // of the first case; case i has seed + i
   int cases = 24;                                // a function
-  std::filesystem::path trace_dir;               // where a failing attention case is written, empty = nowhere
+  std::filesystem::path trace_dir;               // where a failing case is written, empty = nowhere
   std::function<void(std::string_view)> step{};  // after each case, with the function's name
 };
 
@@ -36,6 +36,8 @@ struct Verdict {
 
 std::vector<Verdict> verify_attention(std::span<const stage::attention::AttentionKernel> kernels,
                                       const VerifyOptions& options);
+std::vector<Verdict> verify_index_scores(std::span<const stage::indexer::IndexScoresKernel> kernels,
+                                         const VerifyOptions& options);
 // All stages of this build.
 std::vector<Verdict> verify_all(const VerifyOptions& options);
 

@@ -84,7 +84,7 @@ void run() {
   const Workspace workspace{scratch.data(), layer.workspace_bytes()};
 
   const std::vector<std::int32_t> table = {5, 2, 7, 0, 3, 6, 1, 4};  // the request's pages, in order
-  const std::vector<float> cos_sin(128 * kIndexRope, 0.70710678f);
+  const std::vector<float> cos_sin(std::size_t{128} * kIndexRope, 0.70710678f);
   for (const auto& [first, tokens] : {std::pair<std::int64_t, std::int64_t>{0, kPrompt}, {kPrompt, 1}}) {
     std::vector<std::int32_t> slots, positions, lengths;
     for (std::int64_t p = first; p < first + tokens; ++p) {

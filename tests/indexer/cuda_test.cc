@@ -57,7 +57,8 @@ TEST_F(IndexerOnCuda, PagedRows) {
         expect_scores(problem, got);
         IndexScoreArgs by_tensor = problem.args();
         by_tensor.paged.row_request = tensor(problem.row_request.data(), {shape.rows()});
-        for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EQ(run(cuda, by_tensor, problem.width), got) << "other bits";
+        for (int repeat = 0; repeat < (page_size == 64 ? 20 : 1); ++repeat)
+          EXPECT_EQ(run(cuda, by_tensor, problem.width), got) << "other bits";
       }
 }
 
@@ -214,7 +215,7 @@ TEST_F(IndexerOnCuda, Case15KeysBeyond32Bits) {
     for (const std::int64_t wrapped : {page & 0x7FFFFFFF, page & 0xFFFFFFFF}) {
       if (wrapped == page) continue;
       std::vector<std::uint8_t> there(kPageBytes, 1);
-      cuda::copy(cuda.device(), there.data(), bytes + wrapped, kPageBytes);
+      cuda_copy(there.data(), bytes + wrapped, kPageBytes);
       EXPECT_EQ(there, std::vector<std::uint8_t>(kPageBytes, 0));
     }
   }

@@ -5,9 +5,10 @@
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
+#include <vector>
 
+#include "api/tensors.h"
 #include "cuda/memory.h"
-#include "sievemla/sievemla.h"
 
 namespace sievemla::test {
 
@@ -15,49 +16,45 @@ inline void cuda_good(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-class OnDevice : public cuda::Copies {
+// From or to a device; done when it returns. From pageable memory, cudaMemcpy returns before the last bytes land.
+inline void cuda_copy(void* to, const void* from, std::int64_t bytes) {
+  cuda_good(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault));
+  cuda_good(cudaStreamSynchronize(nullptr));
+}
+
+class OnDevice {
  public:
-  using Copies::Copies;
-  using Copies::put;
-  AttentionArgs put(AttentionArgs args) {
-    put_all(args.q, args.q_rope, args.kv.pages, args.sink, args.out, args.lse);
-    if (Slots* slots = std::get_if<Slots>(&args.rows)) put_all(slots->indices, slots->topk_length);
-    if (BlockTable* blocks = std::get_if<BlockTable>(&args.rows)) put_all(blocks->table, blocks->lengths);
+  explicit OnDevice(Device device) : device_(device) {}
+
+  // The view, of a copy of all bytes that it spans; a view of the device's as it is.
+  TensorView put(TensorView view) {
+    if (!view || view.device == device_) return view;
+    std::int64_t last = 0;
+    for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
+    const std::int64_t bytes = view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0;
+    const Copy& copy = copies_.emplace_back(Copy{view.data, cuda::Memory::on(device_, bytes)});
+    cuda_copy(copy.memory.data(), view.data, bytes);
+    view.data = copy.memory.data();
+    view.device = device_;
+    return view;
+  }
+  template <class Args>
+  Args put(Args args) {
+    api::each_tensor(args, [&](TensorView& view) { view = put(view); });
     return args;
   }
-  WriteLatentArgs put(WriteLatentArgs args) {
-    put_all(args.latent, args.rope, args.slots, args.cache.pages);
-    return args;
-  }
-  WriteIndexKeysArgs put(WriteIndexKeysArgs args) {
-    put_all(args.k, args.norm_weight, args.norm_bias, args.rope.positions, args.rope.cos_sin, args.slots,
-            args.cache.pages);
-    return args;
-  }
-  IndexQueryArgs put(IndexQueryArgs args) {
-    put_all(args.q, args.weights, args.rope.positions, args.rope.cos_sin, args.out_q, args.out_weights);
-    return args;
-  }
-  IndexScoreArgs put(IndexScoreArgs args) {
-    put_all(args.q, args.weights, args.paged.cache.pages, args.paged.block_table, args.paged.row_request,
-            args.contiguous.keys, args.contiguous.scales, args.contiguous.starts, args.lengths, args.logits);
-    return args;
-  }
-  TopkArgs put(TopkArgs args) {
-    put_all(args.scores, args.starts, args.lengths, args.positions, args.slots, args.map.block_table,
-            args.map.row_request);
-    return args;
-  }
-  CombineArgs put(CombineArgs args) {
-    put_all(args.partial_out, args.partial_lse, args.sink, args.out, args.lse);
-    return args;
+  void take_back(const TensorView& view) const {
+    for (const Copy& copy : copies_)
+      if (view && copy.host == view.data) cuda_copy(copy.host, copy.memory.data(), copy.memory.bytes());
   }
 
  private:
-  template <class... Views>
-  void put_all(Views&... views) {
-    ((views = put(views)), ...);
-  }
+  struct Copy {
+    void* host;
+    cuda::Memory memory;
+  };
+  Device device_;
+  std::vector<Copy> copies_;
 };
 
 // A workspace full of 0xA5, then initialised.

@@ -7,6 +7,7 @@
 
 #include "attention/cuda/attention.cuh"
 #include "attention/cuda/hopper.cuh"
+#include "attention/cuda/hopper_few.cuh"
 #include "attention/cuda/kernels.h"
 #include "cuda/arch/tile.h"
 
@@ -23,6 +24,13 @@ struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   using Smem = HopperSmem<Rows>;
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
+};
+template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
+struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {
+  using Tile = cuda::FewHeadsTile<Heads, Groups, Slots, Batch>;
+  using Smem = FewHeadsSmem<Rows, Tile>;
+  static constexpr Clocks kClocks = clocks_of(Heads);
+  static constexpr auto kKernel = &few_heads_kernel<Arch, Rows, Tile>;
 };
 
 template <class Arch, class Rows, class Tile>

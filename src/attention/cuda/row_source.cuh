@@ -4,6 +4,7 @@
 // lanes.
 #pragma once
 #include "attention/cuda/params.h"
+#include "cuda/ptx/ptx.cuh"
 
 namespace sievemla::stage::attention {
 
@@ -21,10 +22,22 @@ __device__ inline const void* list_of(const CudaParams& p, int unit) {
 }
 
 // What lane `lane` of a list names: a slot, or a physical page; any value outside the cache is a hole. Only lanes below
-// the unit's length are asked for. The read is kept apart from what is made of it, so that it can run a tile ahead.
-__device__ inline std::int64_t read_lane(const CudaParams& p, const void* list, int lane) {
+// the unit's length are asked for. The read is kept apart from what is made of it, so that it can run tiles ahead.
+__device__ inline const void* lane_in_list(const CudaParams& p, const void* list, int lane) {
   const std::int64_t at = p.indices ? lane * p.index_lane : quotient(lane, p.table_page);
-  return p.indices && p.wide_indices ? static_cast<const std::int64_t*>(list)[at] : static_cast<const int*>(list)[at];
+  return static_cast<const char*>(list) + at * (p.indices && p.wide_indices ? 8 : 4);
+}
+__device__ inline std::int64_t fetched_lane(const CudaParams& p, const void* from) {
+  return p.indices && p.wide_indices ? *static_cast<const std::int64_t*>(from) : *static_cast<const int*>(from);
+}
+__device__ inline std::int64_t read_lane(const CudaParams& p, const void* list, int lane) {
+  return fetched_lane(p, lane_in_list(p, list, lane));
+}
+// The same by cp.async, into eight bytes from which fetched_lane takes it.
+__device__ inline void fetch_lane(const CudaParams& p, const void* list, int lane, std::uint32_t s_to) {
+  const auto* from = static_cast<const char*>(lane_in_list(p, list, lane));
+  cuda::cp_async_4(s_to, from, 4);
+  if (p.indices && p.wide_indices) cuda::cp_async_4(s_to + 4, from + 4, 4);
 }
 
 // The same, read ahead: nothing but `of` waits for it.

@@ -14,10 +14,10 @@ struct Sm90 : Sm80 {
   static constexpr bool kWarpgroupMma = true;
   static constexpr int kCluster = 8;  // what every GPU that has clusters takes
 
-  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 3>, AttentionTile<16, 1, 32, 3, 2>,
-                             AttentionTile<32, 1, 32, 3, 2>, WarpGroupTile>;
-  using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
-                              AttentionTile<32, 1, 16, 4, 2>, WarpGroupTile>;
+  using Fp8Tiles =
+      HeadTiles<FewHeadsTile<8, 3, 19, 4>, FewHeadsTile<16, 3, 17, 4>, FewHeadsTile<32, 2, 14, 2>, WarpGroupTile>;
+  using Bf16Tiles =
+      HeadTiles<FewHeadsTile<8, 2, 11, 4>, FewHeadsTile<16, 2, 10, 4>, FewHeadsTile<32, 2, 9, 2>, WarpGroupTile>;
 };
 static_assert(CudaArch<Sm90>);
 

@@ -98,6 +98,12 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
                : "memory");
 }
 
+__device__ inline float load_shared(std::uint32_t s_from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(s_from) : "memory");
+  return x;
+}
+
 // ---- arithmetic -------------------------------------------------------------------------------------
 
 // d[16 x 8] += a[16 x 16] b[16 x 8], bf16 with f32 sums. g = lane / 4, c = lane % 4:

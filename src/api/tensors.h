@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/tensors.h -- f(TensorView&) for every tensor of a call's arguments, absent ones too.
+// src/api/tensors.h -- f(TensorView&) for every tensor of a call's arguments, absent ones too.
 #pragma once
 #include <utility>
 
@@ -8,7 +8,7 @@
 #include "sievemla/sievemla.h"
 #include "topk/registry.h"
 
-namespace sievemla::cli {
+namespace sievemla::api {
 
 template <class F>
 void each_tensor(SlotMap& a, F&& f) {
@@ -76,4 +76,4 @@ void each_tensor(CombineArgs& a, F&& f) {
   f(a.partial_out), f(a.partial_lse), f(a.sink), f(a.out), f(a.lse);
 }
 
-}  // namespace sievemla::cli
+}  // namespace sievemla::api
