@@ -85,11 +85,11 @@ at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
     const at::TileShape& shape = rows.tile[c.tile].shape;
-    c.merge = force_parts == 1                                        ? at::Merge::last
-              : g_merge_kernel                                        ? at::Merge::kernel
+    c.merge = force_parts == 1                                     ? at::Merge::last
+              : g_merge_kernel                                     ? at::Merge::kernel
               : at::merges(shape, force_parts, at::Merge::cluster) ? at::Merge::cluster
               : at::merges(shape, force_parts, at::Merge::last)    ? at::Merge::last
-                                                                      : at::Merge::kernel;
+                                                                   : at::Merge::kernel;
   }
   return c;
 }

@@ -12,9 +12,9 @@
 
 namespace sievemla::stage::attention {
 
-// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
-// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
-// which does not change the choice much.
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that is alone; what a tile takes where every multiprocessor
+// has a CTA, which share memory, or more of them; what a CTA costs beside its tiles. Other GPUs differ by a factor, which
+// does not change the choice much.
 struct Clocks {
   double alone, shared, start;
 };
@@ -24,8 +24,13 @@ constexpr Clocks clocks_of(int heads) {
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
+constexpr Clocks few_heads_clocks(int heads, bool scaled) {
+  if (heads <= 8) return scaled ? Clocks{1000, 1160, 14000} : Clocks{1100, 2100, 14000};
+  if (heads <= 16) return scaled ? Clocks{1200, 1390, 14700} : Clocks{1300, 2240, 14700};
+  return scaled ? Clocks{1600, 1610, 20000} : Clocks{1700, 2600, 20000};
+}
 constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
-  return scaled ? Clocks{2950, 2950, 30000} : Clocks{2450, 2450, 30000};
+  return scaled ? Clocks{2950, 2950, 15000} : Clocks{2450, 2450, 15000};
 }
 
 // What the choice knows of a tile.
@@ -85,13 +90,15 @@ inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how
   const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, at_once), 1, t.ctas);
   const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, at_once * crowd);
   const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
-  const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
+  const double load = static_cast<double>(std::min(ctas, at_once * crowd)) / static_cast<double>(x.multiprocessors);
+  const double tile = std::max(c.alone, c.shared * load) * t.tokens / 32;
+  const double all_heads = static_cast<double>(x.units * x.heads);
   double merge = 0;
   if (parts > 1) {
     switch (how) {
       case Merge::last: merge = 3000 + 60. * parts * t.heads; break;
       case Merge::cluster: merge = 3000; break;
-      case Merge::kernel: merge = 9000 + 2. * static_cast<double>(x.units * x.heads); break;
+      case Merge::kernel: merge = 4500 + std::min(70 * all_heads, 5500.) + all_heads; break;
     }
   }
   return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;

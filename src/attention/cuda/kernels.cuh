@@ -29,7 +29,7 @@ template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
 struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {
   using Tile = cuda::FewHeadsTile<Heads, Groups, Slots, Batch>;
   using Smem = FewHeadsSmem<Rows, Tile>;
-  static constexpr Clocks kClocks = clocks_of(Heads);
+  static constexpr Clocks kClocks = few_heads_clocks(Heads, Rows::kScaled);
   static constexpr auto kKernel = &few_heads_kernel<Arch, Rows, Tile>;
 };
 
