@@ -13,8 +13,8 @@
 namespace sievemla::stage::attention {
 
 // Clocks of the H200, measured: a tile of 32 lanes in a CTA that is alone; what a tile takes where every multiprocessor
-// has a CTA, which share memory, or more of them; what a CTA costs beside its tiles. Other GPUs differ by a factor, which
-// does not change the choice much.
+// has a CTA, which share memory, or more of them; what a CTA costs beside its tiles. Other GPUs differ by a factor,
+// which does not change the choice much.
 struct Clocks {
   double alone, shared, start;
 };
