@@ -138,7 +138,8 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
   const TileShape& t = tiles[best.tile];
   if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
     const std::int64_t target = std::max<std::int64_t>(1, std::int64_t{x.multiprocessors} * t.ctas / best.groups);
-    const std::int64_t items = std::min(x.units + target, x.units * cuda::ceil_div<std::int64_t>(x.lanes, t.tokens));
+    const std::int64_t tiles_in_all = x.units * cuda::ceil_div<std::int64_t>(x.lanes, t.tokens);
+    const std::int64_t items = std::min(x.units + target, tiles_in_all);  // no part is less than a tile
     if (x.units < 2 * target && x.units <= kUnevenUnits && target <= kMergeParts &&
         items * best.groups * t.heads <= kPartialHeads) {
       best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge = Merge::kernel;
