@@ -82,9 +82,13 @@ at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force
   if (force_tile > 0) c.tile = static_cast<std::size_t>(force_tile - 1);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
-    c.merge = at::merge_of(rows.tile[c.tile].shape, force_parts);
+    const at::TileShape& shape = rows.tile[c.tile].shape;
+    c.merge = force_parts == 1                                     ? at::Merge::last
+              : g_merge_kernel                                     ? at::Merge::kernel
+              : at::merges(shape, force_parts, at::Merge::cluster) ? at::Merge::cluster
+              : at::merges(shape, force_parts, at::Merge::last)    ? at::Merge::last
+                                                                   : at::Merge::kernel;
   }
-  if (g_merge_kernel && c.parts > 1) c.merge = at::Merge::kernel;
   return c;
 }
 
