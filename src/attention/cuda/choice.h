@@ -12,8 +12,8 @@
 
 namespace sievemla::stage::attention {
 
-// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
-// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that is alone; what a tile takes where every multiprocessor
+// has a CTA, which share memory, or more of them; what a CTA costs beside its tiles. Other GPUs differ by a factor,
 // which does not change the choice much.
 struct Clocks {
   double alone, shared, start;
@@ -24,8 +24,19 @@ constexpr Clocks clocks_of(int heads) {
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
+constexpr Clocks few_heads_clocks(int heads, bool scaled) {
+  if (heads <= 8) return scaled ? Clocks{1000, 1160, 14000} : Clocks{1100, 2100, 14000};
+  if (heads <= 16) return scaled ? Clocks{1200, 1390, 14700} : Clocks{1300, 2240, 14700};
+  return scaled ? Clocks{1600, 1610, 20000} : Clocks{1700, 2600, 20000};
+}
 constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
-  return scaled ? Clocks{2800, 2800, 34000} : Clocks{2300, 2300, 32000};
+  return scaled ? Clocks{2950, 2950, 15000} : Clocks{2450, 2450, 15000};
+}
+
+constexpr Clocks few_heads_clocks(int heads, bool scaled) {
+  if (heads <= 8) return scaled ? Clocks{1450, 1450, 20000} : Clocks{2250, 2250, 20000};
+  if (heads <= 16) return scaled ? Clocks{1500, 1500, 22000} : Clocks{2300, 2300, 22000};
+  return scaled ? Clocks{2000, 2000, 26000} : Clocks{2300, 2300, 30000};
 }
 
 // What the choice knows of a tile.
@@ -63,24 +74,37 @@ inline constexpr int kUnevenUnits = 4096;                               // most 
 inline constexpr int kMergeThreads = 256;
 inline constexpr int kMergeParts = 2048;  // most that the merge kernel takes
 
-inline Merge merge_of(const TileShape& t, std::int64_t parts) {
-  if (parts > 1 && parts <= t.cluster) return Merge::cluster;
-  return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes ? Merge::last : Merge::kernel;
+// Of 132 multiprocessors with a CTA each, as many are in clusters of that many CTAs at a time: a cluster stays within a
+// part of the GPU (cudaOccupancyMaxActiveClusters on an H200).
+inline constexpr int kClustered[] = {132, 132, 132, 117, 120, 110, 102, 105, 120};
+
+// Whether parts can be merged so.
+inline bool merges(const TileShape& t, std::int64_t parts, Merge merge) {
+  switch (merge) {
+    case Merge::last: return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes && t.cluster == 1;
+    case Merge::cluster: return parts <= t.cluster;
+    case Merge::kernel: return parts > 1;
+  }
+  return false;
 }
 
-inline double clocks(const TileShape& t, const Workload& x, int parts) {
+inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how) {
   const Clocks& c = t.clocks;
   const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
-  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
-  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
+  const std::int64_t at_once =
+      how == Merge::cluster ? std::max(1, x.multiprocessors * kClustered[parts] / kClustered[1]) : x.multiprocessors;
+  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, at_once), 1, t.ctas);
+  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, at_once * crowd);
   const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
-  const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
+  const double load = static_cast<double>(std::min(ctas, at_once * crowd)) / static_cast<double>(x.multiprocessors);
+  const double tile = std::max(c.alone, c.shared * load) * t.tokens / 32;
+  const double all_heads = static_cast<double>(x.units * x.heads);
   double merge = 0;
   if (parts > 1) {
-    switch (merge_of(t, parts)) {
+    switch (how) {
       case Merge::last: merge = 3000 + 60. * parts * t.heads; break;
-      case Merge::kernel: merge = 6000 + 16. * static_cast<double>(x.units * x.heads); break;
-      case Merge::cluster: merge = 2000 + 60. * t.heads; break;
+      case Merge::cluster: merge = 3000; break;
+      case Merge::kernel: merge = 4500 + std::min(70 * all_heads, 5500.) + all_heads; break;
     }
   }
   return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;
@@ -108,17 +132,20 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
       best = {i, groups, 1, 0, Merge::last, x.units};
       continue;
     }
-    for (int parts = 1; parts <= most; ++parts) {
-      const double cost = clocks(t, x, parts);
-      if (best.items > 0 && cost >= least) continue;
-      least = cost;
-      best = {i, groups, parts, 0, merge_of(t, parts), x.units * parts};
-    }
+    for (int parts = 1; parts <= most; ++parts)
+      for (const Merge merge : {Merge::last, Merge::cluster, Merge::kernel}) {
+        if (parts > 1 && !merges(t, parts, merge)) continue;
+        const double cost = clocks(t, x, parts, merge);
+        if (best.items > 0 && cost >= least) continue;
+        least = cost;
+        best = {i, groups, parts, 0, merge, x.units * parts};
+      }
   }
   const TileShape& t = tiles[best.tile];
   if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
     const std::int64_t target = std::max<std::int64_t>(1, std::int64_t{x.multiprocessors} * t.ctas / best.groups);
-    const std::int64_t items = std::min(x.units + target, x.units * cuda::ceil_div<std::int64_t>(x.lanes, t.tokens));
+    const std::int64_t tiles_in_all = x.units * cuda::ceil_div<std::int64_t>(x.lanes, t.tokens);
+    const std::int64_t items = std::min(x.units + target, tiles_in_all);  // no part is less than a tile
     if (x.units < 2 * target && x.units <= kUnevenUnits && target <= kMergeParts &&
         items * best.groups * t.heads <= kPartialHeads) {
       best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge = Merge::kernel;

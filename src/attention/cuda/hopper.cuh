@@ -51,8 +51,6 @@ struct Hopper {
   static constexpr int kRows = 16;                                         // of a tile, a producing warp's
   static constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;  // 504 in all: what 384 threads get at launch
   static constexpr int kCopies = Rows::kScaled ? 2 : 1;                    // of P
-  // The next tile's keys are multiplied behind this one's values. For fp8 the registers do not suffice.
-  static constexpr bool kBehind = !Rows::kScaled;
   static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   // Scores are kKeyFactor too small, so the rope of Q is made so, and P and its sums are as much too large: so the
   // scales serve both as they are.
@@ -274,8 +272,10 @@ struct Hopper {
     }
   }
 
-  // Scores in two steps: begin_score starts products; once they are done, end_score follows.
-  __device__ void begin_score(int stage) {
+  __device__ void score(int tile) {
+    const int stage = tile % 2;
+    cuda::mbarrier_wait(full(stage), tile / 2 & 1);
+    cuda::fence_async();
     cuda::hold(x);
     if constexpr (!Rows::kScaled) {
       cuda::wgmma_fence();
@@ -287,10 +287,11 @@ struct Hopper {
       multiply_keys<0, 2>(share[0], stage, false);
     }
     cuda::wgmma_commit();
-  }
-  __device__ void end_score(int stage) {
+    cuda::wgmma_wait<0>();
+    cuda::hold(x);
     if constexpr (Rows::kScaled) {
-      // a group of dimensions is multiplied while the sums of the one before are taken
+      cuda::hold(share[0]);
+      // A group of dimensions is multiplied while the sums of the one before are taken.
       multiply_group<1>(stage);
       take_share<0>(stage);
       multiply_group<2>(stage);
@@ -463,10 +464,8 @@ struct Hopper {
     cuda::wgmma_commit();
     return again;
   }
-  // O has taken in what was started; `Left` groups of products that were started later may still run.
-  template <int Left>
   __device__ void finish() {
-    cuda::wgmma_wait<Left>();
+    cuda::wgmma_wait<0>();
     cuda::hold(o[0]), cuda::hold(o[1]);
   }
 
@@ -518,36 +517,18 @@ struct Hopper {
     }
   }
 
-  __device__ void begin_tile(int tile) {
-    cuda::mbarrier_wait(full(tile % 2), tile / 2 & 1);
-    cuda::fence_async();
-    begin_score(tile % 2);
-  }
-  __device__ void end_products() {
-    cuda::wgmma_wait<0>();
-    cuda::hold(x);
-    if constexpr (Rows::kScaled) cuda::hold(share[0]);
-  }
   __device__ void consume(int groups) {
     load_q();
-    if (kBehind && tiles > 0) begin_tile(0);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      if constexpr (!kBehind) begin_tile(tile);
-      end_products();
-      end_score(tile % 2);
+      score(tile);
       const bool heavy = softmax(tile);
       if (accumulate<false>(tile, heavy)) {
-        finish<0>();
+        finish();
         cuda::barrier_sync(3, kConsumers);  // P is no longer read
         accumulate<true>(tile, false);
       }
-      if (kBehind && tile + 1 < tiles) {
-        begin_tile(tile + 1);
-        finish<1>();
-      } else {
-        finish<0>();
-      }
+      finish();
       if (lane == 0) cuda::mbarrier_arrive(empty(tile % 2));
     }
     write(groups);
