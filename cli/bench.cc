@@ -43,6 +43,7 @@ constexpr const char* kCpuCases[] = {
     "select.prefill.fp8.h32.s64.kv8192.k2048",
     "chain.fp8.h32.b1.ctx32768.k2048",
     "step.fp8.h32.H64.b{1,16}.ctx32768.k2048",
+    "kv.{write,gather}.fp8_ds_mla.n1024",
 };
 constexpr const char* kGpuCases[] = {
     "attend.decode.fp8_ds_mla.h{64,128}.b{1,4,16,64,128,256}.topk2048",
@@ -154,6 +155,7 @@ void check_sizes(const Case& c) {
   expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
           attends ? field("h") : field("H"));
   expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  expects(field("n") <= kBenchSlots, "rows lie in different slots", where, field("n"), " of ", kBenchSlots);
   const std::int64_t keys = std::string_view(c.family->name) == "attend.decode" ? decode_span(field("b")) : field("kv");
   if (keys < 0) return;
   expects(field("s") <= keys || attends, "a prefill has no more tokens than keys", where, field("s"), " of ", keys);
@@ -228,25 +230,36 @@ struct Options {
   bool list = false;
 };
 
-// The cases of a backend; those of the CPU with one thread and with all, or with the number asked for.
-std::vector<std::string> default_cases(const Options& options) {
-  std::vector<std::string> bodies, names;
-  if (options.backend == "cuda" || (options.backend == "auto" && cuda::any_device())) {
-    for (const char* pattern : kGpuCases) expand(pattern, names);
-    return names;
-  }
+std::vector<std::string> gpu_cases() {
+  std::vector<std::string> names;
+  for (const char* pattern : kGpuCases) expand(pattern, names);
+  return names;
+}
+
+// With one thread and with all, or with the number asked for.
+std::vector<std::string> cpu_cases(const Options& options) {
   std::vector<int> threads = {1, Backend::cpu().threads()};
   if (options.threads > 0) threads = {static_cast<int>(options.threads)};
   if (threads.front() == threads.back()) threads.resize(1);
+  std::vector<std::string> bodies, names;
   for (const char* pattern : kCpuCases) expand(pattern, bodies);
   for (const std::string& body : bodies)
     for (const int t : threads) names.push_back(fmt::format("cpu.{}.t{}", body, t));
   return names;
 }
 
+// What runs if no case is named: one backend's. What patterns choose from: `all` that can run.
+std::vector<std::string> default_cases(const Options& options, bool all) {
+  const bool gpu = options.backend == "cuda" || (options.backend == "auto" && cuda::any_device());
+  std::vector<std::string> names = gpu ? gpu_cases() : std::vector<std::string>();
+  if (!gpu || (all && options.backend == "auto"))
+    for (std::string& name : cpu_cases(options)) names.push_back(std::move(name));
+  return names;
+}
+
 // The default cases that match a pattern, and every full name that a pattern is.
 std::vector<Case> chosen(const Options& options) {
-  const std::vector<std::string> defaults = default_cases(options);
+  const std::vector<std::string> defaults = default_cases(options, !options.patterns.empty());
   std::vector<std::string> names = options.patterns.empty() ? defaults : std::vector<std::string>();
   const auto add = [&](const std::string& name) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -426,13 +439,11 @@ class JsonFile {
 
 // The word behind --json is a file, even if it was meant to be a case.
 void check_json(const std::string& path) {
-  const bool a_case = std::any_of(families().begin(), families().end(),
-                                  [&](const Family& family) {
-                                    return path.starts_with(std::string(family.name) + ".") ||
-                                           path.starts_with(std::string("cpu.") + family.name);
-                                  }) &&
-                      path.find('/') == std::string::npos && !path.ends_with(".json");
-  expects(!a_case, "--json takes a file, and this looks like a case", "bench", "'", path, "'");
+  const std::string body = path.starts_with("cpu.") ? path.substr(4) : path;
+  bool a_case = false;
+  for (const Family& family : families()) a_case |= body.starts_with(std::string(family.name) + "." + family.formats);
+  expects(!a_case || path.ends_with(".json"), "--json takes a file, and this looks like a case", "bench", "'", path,
+          "'");
 }
 
 int run(const Options& options) {

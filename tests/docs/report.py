@@ -11,7 +11,7 @@ import xml.etree.ElementTree as xml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FILES = ROOT / "docs/measurements"
-PAIRS = [("attention-h200-warp-groups.json", "peers-h200.json"),
+PAIRS = [("attention-h200-warp-groups.json", "peers-h200.json"), ("h200.json", "peers-h200.json"),
          ("cpu-xeon-2-cores.json", "cpu-xeon-2-cores.peers.json"), ("cpu-xeon-2-cores.json", None)]
 
 
@@ -33,6 +33,9 @@ with tempfile.TemporaryDirectory() as folder:
             for mark in tree.iter("circle"):  # inside the frame
                 assert 0 < float(mark.get("cx")) < 360 and 0 < float(mark.get("cy")) < 235, xml.tostring(mark)
         assert ("fastest peer" in text) and (("×" in text) == bool(peers))
+    ours = FILES / "h200.json"
+    same = subprocess.run([sys.executable, ROOT / "bench/compare.py", ours, ours], capture_output=True, text=True)
+    assert same.returncode == 0 and "geometric mean 1.00" in same.stdout, same.stdout + same.stderr
     page.write_text("{}")
     assert report(page).returncode == 2
-print("3 pages")
+print(len(PAIRS), "pages")

@@ -2,7 +2,7 @@
 # Copyright The SieveMLA authors
 # Lays the sievemla wheel over vLLM's image. The build fails if the packages of vLLM's image changed, or if the plugin
 # is not found there.
-#   docker build -f docs/docker/Dockerfile --build-arg VLLM=vllm/vllm-openai@sha256:DIGEST --build-context wheel=DIST .
+#   docker build -f docker/vllm.Dockerfile --build-arg VLLM=vllm/vllm-openai@sha256:DIGEST --build-context wheel=DIST .
 ARG VLLM
 FROM ${VLLM}
 RUN python3 -m pip freeze --exclude sievemla > /opt/packages-before
