@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""Compares a file of `sievemla bench` with one of the peers, and checks targets.json.
+"""Compares a file of `sievemla bench` with one of the peers, or with another of ours, and checks targets.json.
 
-    python3 compare.py OURS.json [PEERS.json] [--targets FILE] [--allow-missing]
+    python3 compare.py OURS.json [OTHER.json] [--targets FILE] [--allow-missing] [--any-device]
 
 Speedup = the other's time / ours, of medians; that of the least times stands beside it. Both files must come from one
-run on one machine. Exit 0: every target met; 1: one missed, or not measured (unless --allow-missing); 2: wrong use.
+run on one machine. Targets are judged without OTHER, or where that is the peers' file. Exit 0: every target met; 1: one
+missed, or not measured (unless --allow-missing); 2: wrong use.
 """
 
 import argparse
 import fnmatch
 import json
+import math
 import pathlib
 import sys
 
@@ -40,6 +42,35 @@ def fastest(rows, patterns):
     rows = [row for row in rows
             if all(fnmatch.fnmatchcase(str(row.get(field, "")), pattern) for field, pattern in patterns.items())]
     return min(rows, key=lambda row: row["us"], default=None)
+
+
+def stage_of(case):
+    """`attend.decode`, `topk`, `cpu.step`: what the means are taken over."""
+    parts = case.split(".")
+    lead = 1 if parts[0] == "cpu" else 0
+    return ".".join(parts[:lead + (1 if parts[lead] in ("topk", "chain", "step") else 2)])
+
+
+def pairs(ours, others):
+    """(case, our fastest row, the other's fastest) of the cases that both files have."""
+    cases = dict.fromkeys(row["case"] for row in ours)
+    both = [(case, fastest(ours, {"case": case}), fastest(others, {"case": case})) for case in cases]
+    return [(case, mine, other) for case, mine, other in both if other]
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def print_pairs(rows):
+    stages = {}
+    print(f"{'case':54s} {'ours us':>10s} {'other us':>10s} {'speedup':>8s}  other")
+    for case, mine, other in rows:
+        stages.setdefault(stage_of(case), []).append(other["us"] / mine["us"])
+        print(f"{case:54s} {mine['us']:10.2f} {other['us']:10.2f} {other['us'] / mine['us']:8.2f}  {name(other)}")
+    for stage, speedups in stages.items():
+        print(f"{stage}: geometric mean {geometric_mean(speedups):.2f} of {len(speedups)}, worst {min(speedups):.2f}")
+    print()
 
 
 def least(row):
@@ -87,22 +118,27 @@ def wanted(target):
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("ours")
-    options.add_argument("peers", nargs="?")
+    options.add_argument("other", nargs="?")
     options.add_argument("--targets", default=HERE / "targets.json")
     options.add_argument("--allow-missing", action="store_true", help="a target without a number does not fail")
+    options.add_argument("--any-device", action="store_true", help="compare although the devices differ")
     args = options.parse_args()
     try:
         ours = read(args.ours)
-        peers = read(args.peers) if args.peers else {"cases": []}
-        targets = json.loads(pathlib.Path(args.targets).read_text())["targets"]
+        other = read(args.other) if args.other else {"kind": "peers", "cases": []}
         for device in ("gpu", "cpu"):
-            if args.peers and ours.get(device) != peers.get(device):
-                raise BadInput(f"{device} differs: ours {ours.get(device)!r}, peers {peers.get(device)!r}")
-        rows = [(target["case"], target.get("tier", ""), wanted(target), *judge(target, ours["cases"], peers["cases"]))
-                for target in targets]
+            if args.other and ours.get(device) != other.get(device) and not args.any_device:
+                raise BadInput(f"{device} differs: ours {ours.get(device)!r}, other {other.get(device)!r}")
+        targets = json.loads(pathlib.Path(args.targets).read_text())["targets"]
+        kinds = {row["case"].startswith("cpu.") for row in ours["cases"]}
+        rows = [(target["case"], target.get("tier", ""), wanted(target), *judge(target, ours["cases"], other["cases"]))
+                for target in targets
+                if other["kind"] == "peers" and target["case"].startswith("cpu.") in kinds]
     except (BadInput, OSError, ValueError, KeyError) as why:
         print(f"compare.py: {why}", file=sys.stderr)
         return 2
+    if args.other:
+        print_pairs(pairs(ours["cases"], other["cases"]))
     states = {True: "met", False: "MISSED", None: "-"}
     print(f"{'case':52s} {'tier':10s} {'wanted':20s} {'measured':32s} {'':6s} over")
     for case, tier, want, got, good, other in rows:

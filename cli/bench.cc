@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/bench.cc -- sievemla bench: times the stages of the cpu backend, case by case, beside what the processor computes
-// at most. Every result is compared with the reference before it is timed.
+// cli/bench.cc -- sievemla bench: times the stages, case by case; on the CPU beside what the processor computes at
+// most. Every result is judged before it is timed.
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <unistd.h>
@@ -16,42 +16,60 @@
 #include <thread>
 
 #include "cli/bench_jobs.h"
+#include "cli/cuda/gpu.h"
 #include "cli/machine.h"
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cpu/isa/isa.h"
+#include "cuda/device.h"
 #include "sievemla/error.h"
 #include "sievemla/kv_format.h"
 
 namespace sievemla::cli {
 namespace {
 
-// What runs if no case is named; each with one thread and with all.
-constexpr const char* kDefaultCases[] = {
-    "attend.decode.bf16.h64.b1.topk2048",
-    "attend.decode.bf16.h32.b1.topk2048",
-    "attend.decode.bf16.h16.b1.topk2048",
-    "attend.decode.bf16.h8.b1.topk2048",
-    "attend.decode.fp8_ds_mla.h64.b1.topk2048",
-    "attend.decode.fp8_ds_mla.h32.b1.topk2048",
-    "attend.decode.fp8_ds_mla.h16.b1.topk2048",
-    "attend.decode.fp8_ds_mla.h8.b1.topk2048",
+// What runs if no case is named. {a,b} stands for either. On the CPU each with one thread and with all.
+constexpr const char* kCpuCases[] = {
+    "attend.decode.{bf16,fp8_ds_mla}.h{64,32,16,8}.b1.topk2048",
     "attend.decode.f32.h64.b1.topk2048",
     "attend.decode.fp8_ds_mla.h64.b16.topk2048",
     "attend.prefill.bf16.h64.s16.kv8192.topk2048",
     "attend.dense.bf16.h64.b1.ctx8192",
-    "index.decode.fp8.h32.b1.ctx32768",
-    "index.decode.fp8.h64.b1.ctx32768",
+    "index.decode.fp8.h{32,64}.b1.ctx32768",
     "index.prefill.fp8.h32.s64.kv8192",
     "topk.f32.rows1.len131072.k2048",
     "topk.f32.rows64.len8192.k2048",
     "select.prefill.fp8.h32.s64.kv8192.k2048",
     "chain.fp8.h32.b1.ctx32768.k2048",
-    "step.fp8.h32.H64.b1.ctx32768.k2048",
-    "step.fp8.h32.H64.b16.ctx32768.k2048",
-    "kv.write.fp8_ds_mla.n1024",
-    "kv.gather.fp8_ds_mla.n1024",
+    "step.fp8.h32.H64.b{1,16}.ctx32768.k2048",
+    "kv.{write,gather}.fp8_ds_mla.n1024",
+};
+constexpr const char* kGpuCases[] = {
+    "attend.decode.fp8_ds_mla.h{64,128}.b{1,4,16,64,128,256}.topk2048",
+    "attend.decode.fp8_ds_mla.h{8,16,32}.b{1,16,64,128,256}.topk2048",
+    "attend.decode.fp8_ds_mla.h{16,64,128}.b1.topk2048.graph",
+    "attend.decode.bf16.h{64,128}.b{1,4,16,64,128}.topk2048",
+    "attend.decode.bf16.h64.b1.topk2048.graph",
+    "attend.prefill.bf16.h{64,128}.s4096.kv{8192,32768,131072}.topk2048",
+    "attend.dense.bf16.h64.b64.ctx8192",
+    "attend.dense.bf16.h64.b1.ctx131072",
+    "index.prefill.fp8.h{32,64}.s{2048,4096}.kv32768",
+    "index.prefill.fp8.h{32,64}.s2048.kv131072",
+    "index.decode.fp8.h{32,64}.b{1,16,64,128}.ctx{8192,65536}",
+    "index.decode.fp8.h{32,64}.b{1,16,64}.ctx131072",
+    "index.decode.fp8.h32.{mixed,even}",
+    "topk.f32.rows1.len{8192,65536,131072,1048576}.k2048",
+    "topk.f32.rows16.len65536.k2048",
+    "topk.f32.rows64.len{8192,65536}.k2048",
+    "topk.f32.rows{128,256}.len131072.k2048",
+    "topk.f32.rows4096.len{8192,32768}.k2048",
+    "topk.f32.rows1.len{65536,131072}.k2048.graph",
+    "select.prefill.fp8.h32.s4096.kv131072.k2048",
+    "chain.fp8.h32.b1.ctx131072.k2048.graph",
+    "chain.fp8.h32.b64.ctx65536.k2048",
+    "step.fp8.h32.H64.b1.ctx131072.k2048.graph",
+    "step.fp8.h32.H64.b64.ctx65536.k2048",
 };
 
 struct Case {
@@ -59,8 +77,11 @@ struct Case {
   const Family* family;
   std::string format;
   Fields fields;
-  int threads;
+  int threads;  // 0: on CUDA
+  gpu::L2 l2;   // CUDA alone
 };
+
+constexpr std::pair<const char*, gpu::L2> kEnds[] = {{".graph", gpu::L2::graph}, {".warm", gpu::L2::warm}};
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
@@ -72,10 +93,24 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-std::string form(const Family& family) {
-  std::string text = std::string("cpu.") + family.name + "." + (*family.formats ? family.formats : "<rows>");
-  for (const std::string& field : family.fields) text += "." + field + "<n>";
-  return text + ".t<n>";
+// "a{1,2}.b{3,4}" as a1.b3, a1.b4, a2.b3, a2.b4.
+void expand(const std::string& pattern, std::vector<std::string>& names) {
+  const std::size_t open = pattern.find('{'), close = pattern.find('}');
+  if (open == pattern.npos) return names.push_back(pattern);
+  for (std::size_t begin = open + 1; begin <= close;) {
+    const std::size_t end = std::min(pattern.find(',', begin), close);
+    expand(pattern.substr(0, open) + pattern.substr(begin, end - begin) + pattern.substr(close + 1), names);
+    begin = end + 1;
+  }
+}
+
+std::string form(const Family& family, const char* lead, const char* end) {
+  std::string text = std::string(lead) + family.name + "." + (*family.formats ? family.formats : "<rows>");
+  for (const std::string& field : family.fields) text += "." + (field[0] == '=' ? field.substr(1) : field + "<n>");
+  return text + end;
+}
+std::string forms(const Family& family) {
+  return form(family, "cpu.", ".t<n>") + " or " + form(family, "", "[.graph | .warm]");
 }
 
 // "ctx8192" with the name "ctx" is 8192.
@@ -86,6 +121,27 @@ std::optional<std::int64_t> number_in(const std::string& part, const std::string
   if (digits.empty() || digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) return {};
   const std::int64_t n = std::stoll(digits);
   return n >= 1 && n <= kMost ? std::optional(n) : std::nullopt;
+}
+
+// What a case takes at least: its caches, its queries and outputs, its scores, its slots.
+double least_bytes(const Case& c) {
+  const auto n = [&](const char* field) {
+    const auto found = c.fields.find(field);
+    return found == c.fields.end() ? 0. : static_cast<double>(found->second);
+  };
+  const bool attends = std::string_view(c.family->name).rfind("attend.", 0) == 0;
+  const double queries = std::max({n("b"), n("s"), n("rows")});
+  const double rows = c.fields.contains("ctx") ? n("b") * n("ctx")
+                      : std::string_view(c.family->name) == "attend.decode"
+                          ? n("b") * static_cast<double>(decode_span(c.fields.at("b")))
+                          : n("kv");
+  const auto row_bytes = [](KvFormat format) { return static_cast<double>(info(format).row_bytes(512, kBenchRope)); };
+  const double row = attends ? row_bytes(kv_format_by_name(c.format))
+                             : kIndexKeyBytes + (n("H") > 0 ? row_bytes(KvFormat::fp8_ds_mla) : 0);
+  const double heads = attends ? n("h") : n("H");
+  const bool keeps_scores = std::string_view(c.family->name).rfind("index.", 0) == 0;
+  return rows * row + queries * (heads * 2176 + 4 * (n("topk") + n("k") + n("len"))) +
+         (keeps_scores ? 4 * queries * std::max(n("kv"), n("ctx")) : 0);
 }
 
 // Sizes that no call would take are refused with the name, before anything is allocated for them.
@@ -107,58 +163,103 @@ void check_sizes(const Case& c) {
           field("topk"), " of ", keys);
 }
 
+// The numbers of a name's fields; none where they are not the family's.
+std::optional<Fields> fields_of(const Family& family, const std::vector<std::string>& parts) {
+  if (parts.size() != family.fields.size() + 1 || (*family.formats && parts.front() != family.formats)) return {};
+  Fields fields;
+  for (std::size_t i = 0; i < family.fields.size(); ++i) {
+    const std::string &field = family.fields[i], &part = parts[i + 1];
+    if (field[0] == '=') {
+      if (part != field.substr(1)) return {};
+      continue;
+    }
+    const auto n = number_in(part, field);
+    if (!n) return {};
+    fields[field] = *n;
+  }
+  return fields;
+}
+
 Case parse_case(const std::string& name) {
-  for (const Family& family : families()) {
-    const std::string lead = std::string("cpu.") + family.name + ".";
-    if (name.rfind(lead, 0) != 0) continue;
-    const std::vector<std::string> parts = split(name.substr(lead.size()));
-    Case c{name, &family, parts.front(), {}, 0};
-    bool good = parts.size() == family.fields.size() + 2 && (!*family.formats || parts.front() == family.formats);
-    for (std::size_t i = 0; good && i < family.fields.size(); ++i) {
-      const auto n = number_in(parts[i + 1], family.fields[i]);
-      good = n.has_value();
-      if (good) c.fields[family.fields[i]] = *n;
-    }
-    const auto threads = good ? number_in(parts.back(), "t") : std::nullopt;
-    expects(threads.has_value(), "a case of this kind is named " + form(family), "bench", "'", name, "'");
-    if (!*family.formats) {
-      const KvFormatInfo& rows = info(kv_format_by_name(parts.front()));  // throws, naming those there are
-      expects(rows.rope < 0 || rows.rope == kBenchRope, "the rows of these cases have a rope of 64", "bench: " + name,
-              rows.name, " rows with a rope of ", rows.rope);
-    }
-    c.threads = static_cast<int>(*threads);
-    check_sizes(c);
-    return c;
+  const bool cpu = name.starts_with("cpu.");
+  std::string body = name.substr(cpu ? 4 : 0);
+  Case c{name, nullptr, "", {}, 0, gpu::L2::cold};
+  bool good = true;
+  if (cpu) {
+    const std::size_t dot = body.rfind(".t");
+    const auto threads = dot == body.npos ? std::nullopt : number_in(body.substr(dot + 1), "t");
+    good = threads.has_value();
+    if (good) c.threads = static_cast<int>(*threads), body.resize(dot);
+  } else {
+    for (const auto& [end, l2] : kEnds)
+      if (body.ends_with(end)) c.l2 = l2, body.resize(body.size() - std::strlen(end));
   }
   std::string kinds;
-  for (const Family& family : families()) kinds += (kinds.empty() ? "cpu." : ", cpu.") + std::string(family.name);
-  throw InvalidArgument(
-      error_message("a case is one of sievemla bench --list, or of the kinds " + kinds, "bench", "'", name, "'"));
+  const Family* close = nullptr;  // of the right kind, whatever else is wrong
+  for (const Family& family : families()) {
+    const std::string lead = std::string(family.name) + ".";
+    kinds += (kinds.empty() ? "" : ", ") + std::string(cpu ? "cpu." : "") + family.name;
+    if (!body.starts_with(lead)) continue;
+    if (!close) close = &family;
+    const std::vector<std::string> parts = split(body.substr(lead.size()));
+    const auto fields = good ? fields_of(family, parts) : std::nullopt;
+    if (!fields) continue;
+    c.family = &family, c.fields = *fields, c.format = parts.front();
+    break;
+  }
+  if (!c.family && close)
+    throw InvalidArgument(error_message("a case of this kind is named " + forms(*close), "bench", "'", name, "'"));
+  if (!c.family)
+    throw InvalidArgument(
+        error_message("a case is one of sievemla bench --list, or of the kinds " + kinds, "bench", "'", name, "'"));
+  if (!*c.family->formats) {
+    const KvFormatInfo& rows = info(kv_format_by_name(c.format));  // throws, naming those there are
+    expects(rows.rope < 0 || rows.rope == kBenchRope, "the rows of these cases have a rope of 64", "bench: " + name,
+            rows.name, " rows with a rope of ", rows.rope);
+  }
+  check_sizes(c);
+  return c;
 }
 
 // ---- the command ------------------------------------------------------------------------------------
 
 struct Options {
   std::vector<std::string> patterns;
-  std::string json;
+  std::string backend = "auto", json;
   std::int64_t threads = 0, ms = 3000;
   bool list = false;
 };
 
-// The default cases, with one thread and with all, or with the number asked for.
-std::vector<std::string> default_cases(const Options& options) {
+std::vector<std::string> gpu_cases() {
+  std::vector<std::string> names;
+  for (const char* pattern : kGpuCases) expand(pattern, names);
+  return names;
+}
+
+// With one thread and with all, or with the number asked for.
+std::vector<std::string> cpu_cases(const Options& options) {
   std::vector<int> threads = {1, Backend::cpu().threads()};
   if (options.threads > 0) threads = {static_cast<int>(options.threads)};
   if (threads.front() == threads.back()) threads.resize(1);
-  std::vector<std::string> names;
-  for (const char* name : kDefaultCases)
-    for (const int t : threads) names.push_back(fmt::format("cpu.{}.t{}", name, t));
+  std::vector<std::string> bodies, names;
+  for (const char* pattern : kCpuCases) expand(pattern, bodies);
+  for (const std::string& body : bodies)
+    for (const int t : threads) names.push_back(fmt::format("cpu.{}.t{}", body, t));
+  return names;
+}
+
+// What runs if no case is named: one backend's. What patterns choose from: `all` that can run.
+std::vector<std::string> default_cases(const Options& options, bool all) {
+  const bool gpu = options.backend == "cuda" || (options.backend == "auto" && cuda::any_device());
+  std::vector<std::string> names = gpu ? gpu_cases() : std::vector<std::string>();
+  if (!gpu || (all && options.backend == "auto"))
+    for (std::string& name : cpu_cases(options)) names.push_back(std::move(name));
   return names;
 }
 
 // The default cases that match a pattern, and every full name that a pattern is.
 std::vector<Case> chosen(const Options& options) {
-  const std::vector<std::string> defaults = default_cases(options);
+  const std::vector<std::string> defaults = default_cases(options, !options.patterns.empty());
   std::vector<std::string> names = options.patterns.empty() ? defaults : std::vector<std::string>();
   const auto add = [&](const std::string& name) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -186,20 +287,36 @@ struct Row {
   Job job;
   double error;
   Timing timing;
-  double peak = 0;  // GFLOP/s of the kernel's tier on the case's threads; 0 = not of arithmetic
+  double peak = 0;  // GFLOP/s of the kernel's tier on the case's threads; 0 = not of arithmetic, or on CUDA
+  gpu::Clocks clocks{};
   bool right() const { return error <= job.bound; }
   // Work over the time of the fastest run, as the peak is that of the fastest.
   double gflops() const { return job.flops / timing.us_min * 1e-3; }
 };
 
+// Linux promises more memory than there is, and ends whoever takes it at its word.
+void check_memory(const Case& c) {
+  const auto memory = static_cast<double>(host_memory_bytes());
+  if (memory == 0 || least_bytes(c) <= memory) return;
+  throw DeviceError(error_message("memory must suffice for the request",
+                                  fmt::format("bench: {}; this machine has {:.1f} GiB", c.name, memory / 0x1p30),
+                                  fmt::format("at least {:.1f} GiB", least_bytes(c) / 0x1p30)));
+}
+
 Row measure(const Case& c, const Effort& effort) {
-  const Backend backend = Backend::cpu({c.threads, {}});
+  if (c.threads > 0) check_memory(c);
+  const Backend backend = c.threads > 0 ? Backend::cpu({c.threads, {}}) : Backend::cuda();
+  backend.prepare();
   Row row{c, c.family->make({backend, c.format, c.fields}), 0, {}};
-  row.job.call();
+  row.job.call({});
   row.error = row.job.error();
-  if (row.right()) {
+  if (row.right() && c.threads > 0) {
     if (row.job.isa && row.job.flops > 0) row.peak = peak_gflops(peak_of(*row.job.isa), backend);
-    row.timing = median_us(row.job.call, effort);
+    row.timing = median_us([&] { row.job.call({}); }, effort);
+  } else if (row.right()) {
+    row.timing = gpu::time(backend.device(), row.job.call, c.l2);
+    row.clocks = gpu::clocks(backend.device());
+    row.error = std::max(row.error, row.job.error());  // of the last replay too
   }
   row.job.call = nullptr;  // lets go of its memory
   row.job.error = nullptr;
@@ -215,16 +332,40 @@ void share_peaks(std::vector<Row>& rows) {
     if (row.peak > 0) row.peak = best[{*row.job.isa, row.c.threads}];
 }
 
+std::string rate_text(double x) { return fmt::format("{:.{}f}", x, x < 10 ? 2 : x < 1000 ? 1 : 0); }
+
 double rounded(double x, int digits) {  // to significant digits: a timing has no more
   return x == 0 || !std::isfinite(x) ? x : std::stod(fmt::format("{:.{}g}", x, digits));
 }
 
+// What the cases ran on; of the CPU where any did, and of the GPU.
+void add_machine(const std::vector<Row>& rows, Json& json) {
+  const auto on_cpu = [](const Row& row) { return row.c.threads > 0; };
+  if (std::any_of(rows.begin(), rows.end(), on_cpu)) {
+    json["cpu"] = this_machine().cpu;
+    json["tier"] = cpu::info(cpu::isa()).name;  // the highest that kernels could be of
+    double load = 0;
+    if (getloadavg(&load, 1) == 1) json["load"] = load;  // other work spoils the numbers
+  }
+  if (std::all_of(rows.begin(), rows.end(), on_cpu)) return;
+  const cuda::Machine machine = cuda::machine();
+  const cuda::DeviceInfo& device = machine.devices.at(0);
+  const auto text = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
+  json["gpu"] = device.name;
+  json["config"] = device.config;
+  json["image"] = device.image;
+  json["multiprocessors"] = device.multiprocessors;
+  json["cuda"] = text(machine.runtime_version);
+  json["driver"] = text(machine.driver_version);
+}
+
+constexpr const char* l2_of(gpu::L2 l2) {
+  return l2 == gpu::L2::cold ? "cold" : l2 == gpu::L2::warm ? "warm" : "graph";
+}
+
 Json to_json(const std::vector<Row>& rows) {
   Json json = envelope("bench");
-  json["cpu"] = this_machine().cpu;
-  json["tier"] = cpu::info(cpu::isa()).name;  // the highest that kernels could be of
-  double load = 0;
-  if (getloadavg(&load, 1) == 1) json["load"] = load;  // other work spoils the numbers
+  add_machine(rows, json);
   json["cases"] = Json::array();
   json["failed"] = Json::array();
   for (const Row& row : rows) {
@@ -233,13 +374,16 @@ Json to_json(const std::vector<Row>& rows) {
       continue;
     }
     Json line = {{"case", row.c.name},
-                 {"tier", cpu::info(cpu::isa()).name},
                  {"variant", row.job.kernels},
-                 {"threads", row.c.threads},
                  {"us", rounded(row.timing.us, 5)},
                  {"us_min", rounded(row.timing.us_min, 5)},
                  {"us_p10", rounded(row.timing.us_p10, 5)},
                  {"us_p90", rounded(row.timing.us_p90, 5)}};
+    if (row.c.threads > 0) line["tier"] = cpu::info(cpu::isa()).name, line["threads"] = row.c.threads;
+    else line["l2"] = l2_of(row.c.l2);
+    if (row.clocks.sm_mhz > 0) line["sm_mhz"] = row.clocks.sm_mhz, line["memory_mhz"] = row.clocks.memory_mhz;
+    line["flops"] = row.job.flops;
+    line["bytes"] = row.job.bytes;
     if (row.job.flops > 0) line["tflops"] = rounded(row.job.flops / row.timing.us / 1e6, 4);
     line["tbps"] = rounded(row.job.bytes / row.timing.us / 1e6, 4);
     if (row.peak > 0) {
@@ -248,6 +392,7 @@ Json to_json(const std::vector<Row>& rows) {
       line["of_peak"] = rounded(row.gflops() / row.peak, 3);
     }
     line["error"] = rounded(row.error, 2);
+    line["bound"] = rounded(row.job.bound, 2);
     line["runs"] = row.timing.runs;
     json["cases"].push_back(std::move(line));
   }
@@ -292,7 +437,17 @@ class JsonFile {
   bool made_ = false;  // by us, and still empty
 };
 
+// The word behind --json is a file, even if it was meant to be a case.
+void check_json(const std::string& path) {
+  const std::string body = path.starts_with("cpu.") ? path.substr(4) : path;
+  bool a_case = false;
+  for (const Family& family : families()) a_case |= body.starts_with(std::string(family.name) + "." + family.formats);
+  expects(!a_case || path.ends_with(".json"), "--json takes a file, and this looks like a case", "bench", "'", path,
+          "'");
+}
+
 int run(const Options& options) {
+  check_json(options.json);
   const std::vector<Case> cases = chosen(options);
   if (options.list) {
     for (const Case& c : cases) print("{}\n", c.name);
@@ -323,12 +478,10 @@ int run(const Options& options) {
   for (const Row& row : rows) {
     const Timing& t = row.timing;
     if (row.right())
-      table.row({row.c.name, time_text(t.us), time_text(t.us_min),
-                 row.job.flops > 0 ? fmt::format("{:.1f}", row.gflops()) : "-",
+      table.row({row.c.name, time_text(t.us), time_text(t.us_min), row.job.flops > 0 ? rate_text(row.gflops()) : "-",
                  row.peak > 0 ? fmt::format("{:.0f}", row.peak) : "-",
                  row.peak > 0 ? fmt::format("{:.0f} %", row.gflops() / row.peak * 100) : "-",
-                 fmt::format("{:.2f}", row.job.bytes / t.us_min * 1e-3), error_text(row.error),
-                 std::to_string(t.runs)});
+                 rate_text(row.job.bytes / t.us_min * 1e-3), error_text(row.error), std::to_string(t.runs)});
     else table.row({row.c.name, "WRONG", "-", "-", "-", "-", "-", error_text(row.error), "0"});
   }
   print(table.text());
@@ -336,7 +489,7 @@ int run(const Options& options) {
   for (const Row& row : rows)
     if (!row.right())
       throw CheckFailed(
-          error_message("a result must match the reference within " + error_text(row.job.bound) + " before it is timed",
+          error_message("a result must match the judge's within " + error_text(row.job.bound) + " before it is timed",
                         "bench: " + row.c.name, "an error of ", error_text(row.error)));
   return kGood;
 }
@@ -345,22 +498,29 @@ int run(const Options& options) {
 
 Action add_bench(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("bench", "Time the stages of the cpu backend");
+  CLI::App* command =
+      app.add_subcommand("bench", "Time the stages, on a CUDA device where there is one, else on the CPU");
   command
       ->add_option("CASE", options->patterns,
                    "Cases, or patterns such as 'cpu.attend.*.t1'; a full name may have any numbers; none: --list")
       ->type_name("");
+  add_choice(*command, "--backend", options->backend, {"auto", "cpu", "cuda"},
+             "Whose cases, where none is named in full");
   command->add_option("--json", options->json, "Write the numbers there as JSON")->type_name("FILE");
-  add_integer(*command, "--threads", options->threads, 0, 4096, "Threads of the default cases; 0: one, and all");
-  add_integer(*command, "--ms", options->ms, 0, 1000000, "Milliseconds that a case may take, beside its set-up");
+  add_integer(*command, "--threads", options->threads, 0, 4096, "Threads of the CPU's default cases; 0: one, and all");
+  add_integer(*command, "--ms", options->ms, 0, 1000000,
+              "Milliseconds that a case on the CPU may take, beside its set-up");
   command->add_flag("--list", options->list, "Print the names of the cases and exit");
   std::string kinds = "kinds of cases (<rows>: f32, bf16, fp8_ds_mla)\n";
-  for (const Family& family : families()) kinds += "  " + form(family) + "\n";
-  command->footer(kinds +
-                  "A case runs 50 times (at least 0.1 s), or as often as --ms allows (at least 10 times).\n"
-                  "GFLOP/s, GB/s and the share of the peak are those of the fastest run. The peak is what the\n"
-                  "threads compute on registers alone, measured beside each case: the best of this process.\n"
-                  "SIEVEMLA_CPU_ISA names the instruction set (sievemla info).");
+  for (const Family& family : families()) kinds += "  " + form(family, "[cpu.]", "[.t<n>]") + "\n";
+  command->footer(
+      kinds +
+      "On a GPU a case runs 50 times with a cold L2 and the host ahead; .graph: 20 calls in a CUDA graph, a twentieth\n"
+      "of each replay; .warm: L2 as the call before left it. docs/bench.md has the rules and the JSON.\n"
+      "On the CPU it runs 50 times (at least 0.1 s), or as often as --ms allows (at least 10 times).\n"
+      "GFLOP/s, GB/s and the share of the peak are those of the fastest run. The peak is what the\n"
+      "threads compute on registers alone, measured beside each case: the best of this process.\n"
+      "SIEVEMLA_CPU_ISA names the instruction set (sievemla info).");
   return [options] { return run(*options); };
 }
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/bench_jobs.cc -- the work behind each kind of case, and how its result is compared with the reference.
+// cli/bench_jobs.cc -- the work behind each kind of case, and how its result is judged: by the reference, for CUDA by
+// the cpu backend, which verify holds against the reference and which is fast enough for the large cases.
 #include "cli/bench_jobs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "api/kernel_lists.h"
 #include "base/compare.h"
@@ -49,225 +53,311 @@ const Kernel& note(Job& job, std::span<const Kernel> kernels, const Backend& bac
   return kernel;
 }
 
+constexpr std::int64_t kChecked = 2;  // rows that are compared with the judge's, which is slow
+constexpr std::int64_t kDrawn = 64;   // rows of queries and scores that differ: drawing all would take minutes
+
+Backend judge_of(const Backend& backend) {
+  return backend.kind() == BackendKind::cuda ? Backend::cpu() : Backend::reference();
+}
+
+// A tensor of `rows` rows where the backend reads it, and its first ones on the host.
+struct Rows {
+  TensorView there, host;
+};
+Rows random_rows(const Setting& s, DType dtype, std::int64_t rows, std::int64_t width, float deviation) {
+  const TensorView there = s.place->poisoned(dtype, {rows, width});  // first, as it may be too much
+  const TensorView host = s.inputs->normal(dtype, {std::min(rows, kDrawn), width}, deviation);
+  s.place->repeat(host, there);
+  return {there, host};
+}
+// The same, of rows of heads.
+Rows random_heads(const Setting& s, DType dtype, std::int64_t rows, std::int64_t heads, std::int64_t width) {
+  const TensorView there = s.place->poisoned(dtype, {rows, heads, width});
+  const TensorView host =
+      s.inputs->normal(dtype, {std::min(rows, kDrawn), heads, width}, dtype == DType::u8 ? 1.f : 1.f / 3);
+  s.place->repeat(host, there);
+  return {there, host};
+}
+
 // ---- attention --------------------------------------------------------------------------------------
 
-constexpr std::int64_t kChecked = 2;  // query rows that are compared with the reference, which is slow
+// A call as the backend gets it, and its first rows as the judge does: the cache there repeats the judge's, so that a
+// slot of the one holds what the slot modulo the other's size does.
+struct Attend {
+  AttentionArgs there, host;
+};
 
-// The job of a call whose rows are set; `pairs` (query row, cache row) go through it.
-Job attend(const Setting& s, AttentionArgs args, std::int64_t pairs, std::int64_t lanes) {
-  const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
-  args.scale = kScale;
-  args.out = s.inputs->poisoned(DType::bf16, {tokens, heads, kLatent});
-  const AttentionBounds bounds{tokens, heads, lanes, kLatent, kRope};
-  const auto scratch = std::make_shared<Scratch>(attention_workspace_bytes(s.backend, bounds));
+Attend attention_over(const Setting& s, std::int64_t rows, std::int64_t slots) {
+  constexpr std::int64_t kPeriod = 4096;
+  const std::int64_t pages = (slots + kPage - 1) / kPage;
+  const KvFormatInfo& format = info(kv_format_by_name(s.format));
+  const TensorView there =
+      s.place->poisoned(format.storage, {pages, kPage, format.row_bytes(kLatent, kRope) / size_of(format.storage)});
+  std::vector<std::int64_t> all(static_cast<std::size_t>(std::min(pages * kPage, kPeriod)));
+  std::iota(all.begin(), all.end(), 0);
+  Attend a;
+  a.host.kv = s.inputs->kv_cache(format.format, kLatent, kRope, std::ssize(all) / kPage, kPage, all);
+  s.place->repeat(a.host.kv.pages, there);
+  a.there.kv = a.host.kv, a.there.kv.pages = there;
+  const Rows q = random_heads(s, DType::bf16, rows, s["h"], kLatent + kRope);
+  a.there.q = q.there, a.host.q = q.host;
+  a.there.scale = a.host.scale = kScale;
+  return a;
+}
+
+// `lanes` as the judge's cache has them.
+TensorView folded(const Setting& s, const TensorView& lanes, std::int64_t modulus) {
+  std::vector<std::int64_t> all;
+  for (std::int64_t t = 0; t < lanes.dim(0); ++t)
+    for (std::int64_t i = 0; i < lanes.dim(1); ++i) {
+      const std::int64_t lane = base::load_int(lanes, t, i);
+      all.push_back(lane < 0 ? lane : lane % modulus);
+    }
+  return s.inputs->ints(all, {lanes.dim(0), lanes.dim(1)});
+}
+
+// The job of a call whose rows are set; `pairs` (query row, cache row) go through it. The first rows' lanes are read
+// only when the error is asked for: step makes them.
+Job attend(const Setting& s, Attend a, std::int64_t pairs, std::int64_t lanes) {
+  const std::int64_t tokens = a.there.q.dim(0), heads = a.there.q.dim(1), some = std::min(kChecked, tokens);
+  a.there.out = s.place->poisoned(DType::bf16, {tokens, heads, kLatent});
+  const std::int64_t most = (lanes + kPage - 1) / kPage * kPage;  // of a block table on CUDA: whole pages
+  const Workspace workspace =
+      s.place->workspace(attention_workspace_bytes(s.backend, {tokens, heads, most, kLatent, kRope}));
   Job job;
   job.flops = 2.0 * as_double(heads * pairs) * (2 * kLatent + kRope);
-  job.bytes = as_double(pairs * info(args.kv.format).row_bytes(kLatent, kRope));
-  job.call = [args, scratch, inputs = s.inputs, backend = s.backend] {
-    attention(backend, args, scratch->workspace());
-  };
-  job.error = [args, heads, bounds, inputs = s.inputs] {
-    const Backend reference = Backend::reference();
-    const std::int64_t some = std::min(kChecked, args.q.dim(0));
-    AttentionArgs few = args;
-    few.q = narrow(args.q, 0, some);
-    if (auto* slots = std::get_if<Slots>(&few.rows)) slots->indices = narrow(slots->indices, 0, some);
-    if (auto* blocks = std::get_if<BlockTable>(&few.rows)) {
-      blocks->table = narrow(blocks->table, 0, some);
-      blocks->lengths = narrow(blocks->lengths, 0, some);
+  job.bytes = as_double(pairs * info(a.there.kv.format).row_bytes(kLatent, kRope));
+  job.call = [s, a, workspace](Stream stream) { attention(s.backend, a.there, workspace, stream); };
+  job.error = [s, a, some, heads, lanes] {
+    const Backend judge = judge_of(s.backend);
+    AttentionArgs few = a.host;
+    few.q = narrow(few.q, 0, some);
+    if (const auto* slots = std::get_if<Slots>(&a.there.rows)) {
+      few.rows = Slots{folded(s, s.place->here(narrow(slots->indices, 0, some)), few.kv.slots()), {}};
+    } else {
+      const auto& blocks = std::get<BlockTable>(a.there.rows);
+      BlockTable first;
+      first.table = folded(s, s.place->here(narrow(blocks.table, 0, some)), few.kv.pages.dim(0));
+      const std::vector<std::int64_t> lengths(static_cast<std::size_t>(some), lanes);
+      first.lengths = s.inputs->ints(lengths, {some});
+      few.rows = first;
     }
     std::vector<float> want(static_cast<std::size_t>(some * heads * kLatent));
     few.out = tensor(want.data(), {some, heads, kLatent});
-    const Scratch room(attention_workspace_bytes(reference, {some, heads, bounds.lanes, kLatent, kRope}));
-    attention(reference, few, room.workspace());
-    return base::relative_error(floats(narrow(args.out, 0, some)), want);
+    Place room(judge);
+    attention(judge, few, room.workspace(attention_workspace_bytes(judge, {some, heads, lanes, kLatent, kRope})));
+    return base::relative_error(floats(s.place->here(narrow(a.there.out, 0, some))), want);
   };
-  const auto& kernel = note(job, stage::attention::attention_kernels(), s.backend, args);
-  job.bound = 0x1p-8 + tolerance(s.backend, kernel);  // the output is rounded to bf16, the reference's here is not
+  const auto& kernel = note(job, stage::attention::attention_kernels(), s.backend, a.there);
+  job.bound = 0x1p-8 + tolerance(s.backend, kernel);  // the output is rounded to bf16, the judge's here is not
   return job;
 }
 
-// `rows` query rows, each with k different slots of `span` that start at `first(row)`.
+// `rows` query rows, each with k different slots of `span` that start at `stride` times the row.
 Slots random_slots(const Setting& s, std::int64_t rows, std::int64_t k, std::int64_t span, std::int64_t stride) {
   std::vector<std::int64_t> lanes;
+  lanes.reserve(static_cast<std::size_t>(rows * k));
   for (std::int64_t t = 0; t < rows; ++t)
     for (const std::int64_t slot : s.inputs->distinct(k, span)) lanes.push_back(t * stride + slot);
-  Slots slots;
-  slots.indices = s.inputs->ints(lanes, {rows, k});
-  return slots;
-}
-
-AttentionArgs attention_over(const Setting& s, std::int64_t rows, std::int64_t slots) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(slots));
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
-  AttentionArgs args;
-  args.q = s.inputs->normal(DType::bf16, {rows, s["h"], kLatent + kRope}, 1.f / 3);
-  args.kv = s.inputs->kv_cache(kv_format_by_name(s.format), kLatent, kRope, (slots + kPage - 1) / kPage, kPage, all);
-  return args;
+  return {s.place->put(s.inputs->ints(lanes, {rows, k})), {}};
 }
 
 Job attend_decode(const Setting& s) {
   const std::int64_t span = decode_span(s["b"]);
-  AttentionArgs args = attention_over(s, s["b"], s["b"] * span);
-  args.rows = random_slots(s, s["b"], s["topk"], span, span);
-  return attend(s, args, s["b"] * s["topk"], s["topk"]);
+  Attend a = attention_over(s, s["b"], s["b"] * span);
+  a.there.rows = random_slots(s, s["b"], s["topk"], span, span);
+  return attend(s, a, s["b"] * s["topk"], s["topk"]);
 }
 
 Job attend_prefill(const Setting& s) {
-  AttentionArgs args = attention_over(s, s["s"], s["kv"]);
-  args.rows = random_slots(s, s["s"], s["topk"], s["kv"], 0);
-  return attend(s, args, s["s"] * s["topk"], s["topk"]);
+  Attend a = attention_over(s, s["s"], s["kv"]);
+  a.there.rows = random_slots(s, s["s"], s["topk"], s["kv"], 0);
+  return attend(s, a, s["s"] * s["topk"], s["topk"]);
 }
 
 Job attend_dense(const Setting& s) {
   const std::vector<std::int64_t> lengths(static_cast<std::size_t>(s["b"]), s["ctx"]);
-  AttentionArgs args = attention_over(s, s["b"], s["b"] * ((s["ctx"] + kPage - 1) / kPage) * kPage);
-  args.rows = BlockTable{s.inputs->block_table(lengths, kPage), s.inputs->ints(lengths, {s["b"]})};
-  return attend(s, args, s["b"] * s["ctx"], s["ctx"]);
+  Attend a = attention_over(s, s["b"], s["b"] * ((s["ctx"] + kPage - 1) / kPage) * kPage);
+  a.there.rows =
+      BlockTable{s.place->put(s.inputs->block_table(lengths, kPage)), s.place->put(s.inputs->ints(lengths, {s["b"]}))};
+  return attend(s, a, s["b"] * s["ctx"], s["ctx"]);
 }
 
 // ---- indexer ----------------------------------------------------------------------------------------
 
-// Queries and keys, and which keys each row sees; no logits yet.
+// Queries and keys, and which keys each row sees; no logits yet. `host` has the first rows alone.
 struct Scoring {
-  IndexScoreArgs args;
-  std::int64_t rows, width, pairs = 0;
+  IndexScoreArgs there, host;
+  std::int64_t rows, width, some, pairs = 0;
 };
 
 Scoring scoring(const Setting& s, const std::vector<std::int64_t>& lengths) {
-  Scoring scoring;
-  scoring.rows = static_cast<std::int64_t>(lengths.size());
-  scoring.width = *std::max_element(lengths.begin(), lengths.end());
-  for (const std::int64_t length : lengths) scoring.pairs += length;
-  scoring.args.q = s.inputs->normal(DType::u8, {scoring.rows, s["h"], kIndexDim}, 1.f);
-  scoring.args.weights = s.inputs->normal(DType::f32, {scoring.rows, s["h"]}, 0.1f);
-  scoring.args.lengths = s.inputs->ints(lengths, {scoring.rows});
-  return scoring;
+  Scoring c;
+  c.rows = std::ssize(lengths);
+  c.some = std::min(kChecked, c.rows);
+  c.width = *std::max_element(lengths.begin(), lengths.end());
+  for (const std::int64_t length : lengths) c.pairs += length;
+  const Rows q = random_heads(s, DType::u8, c.rows, s["h"], kIndexDim);
+  const Rows weights = random_rows(s, DType::f32, c.rows, s["h"], 0.1f);
+  const TensorView seen = s.inputs->ints(lengths, {c.rows});
+  c.there.q = q.there, c.there.weights = weights.there, c.there.lengths = s.place->put(seen);
+  c.host.q = narrow(q.host, 0, c.some), c.host.weights = narrow(weights.host, 0, c.some);
+  c.host.lengths = narrow(seen, 0, c.some);
+  return c;
 }
 
 // One query token a request, keys in shuffled pages.
+Scoring paged_scoring(const Setting& s, const std::vector<std::int64_t>& lengths) {
+  Scoring c = scoring(s, lengths);
+  const TensorView table = s.inputs->block_table(lengths, kPage);
+  std::int64_t pages = 0;
+  for (const std::int64_t length : lengths) pages += (length + kPage - 1) / kPage;
+  c.host.paged = {s.inputs->index_cache(IndexFormat::fp8, pages, kPage, slots_of(table, lengths, kPage)),
+                  narrow(table, 0, c.some),  // one row a request
+                  {}};
+  c.there.paged = c.host.paged;
+  c.there.paged.cache.pages = s.place->put(c.host.paged.cache.pages);
+  c.there.paged.block_table = s.place->put(table);
+  return c;
+}
 Scoring decode_scoring(const Setting& s) {
-  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(s["b"]), s["ctx"]);
-  Scoring result = scoring(s, lengths);
-  PagedKeys& paged = result.args.paged;
-  paged.block_table = s.inputs->block_table(lengths, kPage);
-  paged.cache = s.inputs->index_cache(IndexFormat::fp8, s["b"] * paged.block_table.dim(1), kPage,
-                                      slots_of(paged.block_table, lengths, kPage));
-  return result;
+  return paged_scoring(s, std::vector<std::int64_t>(static_cast<std::size_t>(s["b"]), s["ctx"]));
 }
 
 // The last tokens of a sequence, causal, keys side by side.
 Scoring prefill_scoring(const Setting& s) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < s["s"]; ++i) lengths.push_back(s["kv"] - s["s"] + i + 1);
-  Scoring result = scoring(s, lengths);
-  result.args.contiguous.keys = s.inputs->normal(DType::u8, {s["kv"], kIndexDim}, 1.f);
-  result.args.contiguous.scales = s.inputs->normal(DType::f32, {s["kv"]}, 0.3f);
-  return result;
+  Scoring c = scoring(s, lengths);
+  c.host.contiguous.keys = s.inputs->normal(DType::u8, {s["kv"], kIndexDim}, 1.f);
+  c.host.contiguous.scales = s.inputs->normal(DType::f32, {s["kv"]}, 0.3f);
+  c.there.contiguous.keys = s.place->put(c.host.contiguous.keys);
+  c.there.contiguous.scales = s.place->put(c.host.contiguous.scales);
+  return c;
 }
 
-// The first rows of a scoring.
-IndexScoreArgs first_rows(const Scoring& scoring, std::int64_t count) {
-  IndexScoreArgs args = scoring.args;
-  args.q = narrow(args.q, 0, count);
-  args.weights = narrow(args.weights, 0, count);
-  args.lengths = narrow(args.lengths, 0, count);
-  if (args.paged.block_table) args.paged.block_table = narrow(args.paged.block_table, 0, count);  // one row a request
-  return args;
-}
-
-std::vector<float> scores_of(const Backend& backend, const Scoring& scoring, std::int64_t count) {
-  IndexScoreArgs args = first_rows(scoring, count);
-  std::vector<float> logits(static_cast<std::size_t>(count * scoring.width));
-  args.logits = tensor(logits.data(), {count, scoring.width});
-  const Scratch scratch(index_scores_workspace_bytes(backend, {count, args.q.dim(1), scoring.width}));
-  index_scores(backend, args, scratch.workspace());
+// The judge's scores of the first rows.
+std::vector<float> judged_scores(const Setting& s, const Scoring& c) {
+  const Backend judge = judge_of(s.backend);
+  std::vector<float> logits(static_cast<std::size_t>(c.some * c.width));
+  IndexScoreArgs args = c.host;
+  args.logits = tensor(logits.data(), {c.some, c.width});
+  Place room(judge);
+  index_scores(judge, args, room.workspace(index_scores_workspace_bytes(judge, {c.some, args.q.dim(1), c.width})));
   return logits;
 }
 
-double score_flops(const Setting& s, const Scoring& scoring) {
-  return 2.0 * kIndexDim * as_double(s["h"] * scoring.pairs);
-}
+double score_flops(const Setting& s, const Scoring& c) { return 2.0 * kIndexDim * as_double(s["h"] * c.pairs); }
 
-Job score_job(const Setting& s, Scoring scoring, double bytes_a_pair) {
-  scoring.args.logits = s.inputs->poisoned(DType::f32, {scoring.rows, scoring.width});
-  const auto scratch =
-      std::make_shared<Scratch>(index_scores_workspace_bytes(s.backend, {scoring.rows, s["h"], scoring.width}));
+Job score_job(const Setting& s, Scoring c, double bytes_a_pair) {
+  c.there.logits = s.place->poisoned(DType::f32, {c.rows, c.width});
+  const Workspace workspace = s.place->workspace(index_scores_workspace_bytes(s.backend, {c.rows, s["h"], c.width}));
   Job job;
-  job.flops = score_flops(s, scoring);
-  job.bytes = bytes_a_pair * as_double(scoring.pairs);
-  job.call = [scoring, scratch, inputs = s.inputs, backend = s.backend] {
-    index_scores(backend, scoring.args, scratch->workspace());
+  job.flops = score_flops(s, c);
+  job.bytes = bytes_a_pair * as_double(c.pairs);
+  job.call = [s, c, workspace](Stream stream) { index_scores(s.backend, c.there, workspace, stream); };
+  job.error = [s, c] {
+    return base::relative_error(floats(s.place->here(narrow(c.there.logits, 0, c.some))), judged_scores(s, c));
   };
-  job.error = [scoring, inputs = s.inputs] {
-    const std::int64_t some = std::min(kChecked, scoring.rows);
-    return base::relative_error(floats(narrow(scoring.args.logits, 0, some)),
-                                scores_of(Backend::reference(), scoring, some));
-  };
-  job.bound = tolerance(s.backend, note(job, stage::indexer::index_scores_kernels(), s.backend, scoring.args));
+  job.bound = tolerance(s.backend, note(job, stage::indexer::index_scores_kernels(), s.backend, c.there));
   return job;
 }
 
 Job index_decode(const Setting& s) { return score_job(s, decode_scoring(s), kIndexKeyBytes); }
 Job index_prefill(const Setting& s) { return score_job(s, prefill_scoring(s), sizeof(float)); }
 
+// 64 requests: one with 131,072 keys and 63 with 2,048; or as many keys, evenly.
+constexpr std::int64_t kMixed = 64, kLongest = 131072, kShort = 2048;
+Job index_mixed(const Setting& s) {
+  std::vector<std::int64_t> lengths(kMixed, kShort);
+  lengths[0] = kLongest;
+  return score_job(s, paged_scoring(s, lengths), kIndexKeyBytes);
+}
+Job index_even(const Setting& s) {
+  const std::vector<std::int64_t> lengths(kMixed, (kLongest + (kMixed - 1) * kShort) / kMixed);
+  return score_job(s, paged_scoring(s, lengths), kIndexKeyBytes);
+}
+
 // ---- top-k, and stages together ---------------------------------------------------------------------
 
 // Infinity unless the ids are those that the reference selects from the very scores.
 double ids_error(const TensorView& got, const TensorView& scores, const TensorView& lengths) {
   const Backend reference = Backend::reference();
-  const std::int64_t rows = scores.dim(0), k = got.dim(1);
+  const std::int64_t rows = got.dim(0), k = got.dim(1);
   std::vector<std::int32_t> want(static_cast<std::size_t>(rows * k));
   TopkArgs args;
   args.scores = scores;
   args.lengths = lengths;
   args.positions = tensor(want.data(), {rows, k});
-  const Scratch scratch(topk_workspace_bytes(reference, {rows, scores.dim(1), k}));
-  topk(reference, args, scratch.workspace());
+  Place room(reference);
+  topk(reference, args, room.workspace(topk_workspace_bytes(reference, {rows, scores.dim(1), k})));
   return std::equal(want.begin(), want.end(), base::at<std::int32_t>(got, 0)) ? 0
                                                                               : std::numeric_limits<double>::infinity();
 }
 
+// How far below the k-th best of the judge's scores a selected one lies, over the largest score: scores that are equal
+// within rounding may change places. Infinity unless the ids are ascending and as many as there have to be.
+double selection_error(const TensorView& got, const std::vector<float>& scores, const TensorView& lengths) {
+  const std::int64_t rows = got.dim(0), k = got.dim(1), width = std::ssize(scores) / rows;
+  double worst = 0;
+  for (std::int64_t t = 0; t < rows; ++t) {
+    const std::int64_t length = base::load_int(lengths, t), n = std::min(k, length);
+    std::vector<float> row(scores.begin() + t * width, scores.begin() + t * width + length), sorted = row;
+    if (n == 0) continue;
+    std::nth_element(sorted.begin(), sorted.begin() + n - 1, sorted.end(), std::greater<>());
+    const double kth = sorted[static_cast<std::size_t>(n - 1)];
+    const double largest =
+        std::abs(*std::max_element(row.begin(), row.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    for (std::int64_t i = 0, before = -1; i < k; ++i) {
+      const std::int64_t id = base::load_int(got, t, i);
+      if (i < n ? id <= before || id >= length : id != -1) return std::numeric_limits<double>::infinity();
+      if (i < n) worst = std::max(worst, (kth - row[static_cast<std::size_t>(id)]) / std::max(largest, 1e-30));
+      before = id;
+    }
+  }
+  return worst;
+}
+
 Job topk_rows(const Setting& s) {
-  const std::int64_t rows = s["rows"], width = s["len"], k = s["k"];
+  const std::int64_t rows = s["rows"], width = s["len"], k = s["k"], some = std::min(rows, kDrawn);
   const std::vector<std::int64_t> lengths(static_cast<std::size_t>(rows), width);
+  const Rows scores = random_rows(s, DType::f32, rows, width, 1.f);
+  const TensorView seen = s.inputs->ints(lengths, {rows});
   TopkArgs args;
-  args.scores = s.inputs->normal(DType::f32, {rows, width}, 1.f);
-  args.lengths = s.inputs->ints(lengths, {rows});
-  args.positions = s.inputs->poisoned(DType::i32, {rows, k});
-  const auto scratch = std::make_shared<Scratch>(topk_workspace_bytes(s.backend, {rows, width, k}));
+  args.scores = scores.there;
+  args.lengths = s.place->put(seen);
+  args.positions = s.place->poisoned(DType::i32, {rows, k});
+  const Workspace workspace = s.place->workspace(topk_workspace_bytes(s.backend, {rows, width, k}));
   Job job;
   job.bytes = 4.0 * as_double(rows * width);
-  job.call = [args, scratch, inputs = s.inputs, backend = s.backend] { topk(backend, args, scratch->workspace()); };
+  job.call = [s, args, workspace](Stream stream) { topk(s.backend, args, workspace, stream); };
   note(job, stage::topk::topk_kernels(), s.backend, args);
-  job.error = [args, inputs = s.inputs] { return ids_error(args.positions, args.scores, args.lengths); };
+  job.error = [s, args, scores, seen, some] {
+    return ids_error(s.place->here(narrow(args.positions, 0, some)), scores.host, narrow(seen, 0, some));
+  };
   return job;
 }
 
 // Scores and top-k in one call; slots too, where there are pages.
-Job select_job(const Setting& s, const Scoring& scoring, std::int64_t k, double bytes_a_pair, TensorView slots = {}) {
+Job select_job(const Setting& s, const Scoring& c, std::int64_t k, double bytes_a_pair, TensorView slots = {}) {
   SelectArgs args;
-  args.score = scoring.args;
-  args.width = scoring.width;
-  args.positions = s.inputs->poisoned(DType::i32, {scoring.rows, k});
+  args.score = c.there;
+  args.width = c.width;
+  args.positions = s.place->poisoned(DType::i32, {c.rows, k});
   args.slots = slots;
-  args.map.block_table = scoring.args.paged.block_table;
+  args.map.block_table = c.there.paged.block_table;
   args.map.page_size = kPage;
-  const auto scratch =
-      std::make_shared<Scratch>(select_workspace_bytes(s.backend, {scoring.rows, s["h"], scoring.width, k}));
+  const Workspace workspace = s.place->workspace(select_workspace_bytes(s.backend, {c.rows, s["h"], c.width, k}));
   Job job;
-  job.flops = score_flops(s, scoring);
-  job.bytes = bytes_a_pair * as_double(scoring.pairs);
-  job.call = [args, scratch, inputs = s.inputs, backend = s.backend] { select(backend, args, scratch->workspace()); };
-  job.error = [args, scoring, inputs = s.inputs, backend = s.backend] {
-    const std::int64_t some = std::min(kChecked, scoring.rows);
-    const std::vector<float> scores = scores_of(backend, scoring, some);  // index_scores has its own case
-    return ids_error(narrow(args.positions, 0, some), tensor(scores.data(), {some, scoring.width}),
-                     narrow(scoring.args.lengths, 0, some));
+  job.flops = score_flops(s, c);
+  job.bytes = bytes_a_pair * as_double(c.pairs);
+  job.call = [s, args, workspace](Stream stream) { select(s.backend, args, workspace, stream); };
+  job.error = [s, args, c] {
+    return selection_error(s.place->here(narrow(args.positions, 0, c.some)), judged_scores(s, c), c.host.lengths);
   };
-  const TensorView scores = tensor(static_cast<const float*>(nullptr), {scoring.rows, scoring.width});
-  const TopkArgs selection{scores, {}, scoring.args.lengths, args.positions, args.slots, args.map};
-  note(job, stage::indexer::index_scores_kernels(), s.backend, scoring.args);
+  const TensorView scores = tensor(static_cast<const float*>(nullptr), {c.rows, c.width});
+  const TopkArgs selection{scores, {}, c.there.lengths, args.positions, args.slots, args.map};
+  job.bound = tolerance(s.backend, note(job, stage::indexer::index_scores_kernels(), s.backend, c.there));
   note(job, stage::topk::topk_kernels(), s.backend, selection);
   return job;
 }
@@ -277,27 +367,27 @@ Job select_prefill(const Setting& s) { return select_job(s, prefill_scoring(s), 
 
 // chain to slots, then attention over the rows of the same pages.
 Job step(const Setting& s) {
-  const Scoring scoring = decode_scoring(s);
+  const Scoring c = decode_scoring(s);
   const std::int64_t b = s["b"], k = s["k"];
-  const TensorView slots = s.inputs->poisoned(DType::i32, {b, k});
-  const Job first = select_job(s, scoring, k, kIndexKeyBytes, slots);
+  const TensorView slots = s.place->poisoned(DType::i32, {b, k});
+  const Job first = select_job(s, c, k, kIndexKeyBytes, slots);
   Setting attended = s;
   attended.n["h"] = s["H"];
   attended.format = info(KvFormat::fp8_ds_mla).name;
-  AttentionArgs args = attention_over(attended, b, scoring.args.paged.cache.slots());
-  args.rows = Slots{slots, {}};
-  const Job second = attend(attended, args, b * k, k);
+  Attend a = attention_over(attended, b, c.host.paged.cache.slots());
+  a.there.rows = Slots{slots, {}};
+  const Job second = attend(attended, a, b * k, k);
   Job job;
   job.flops = first.flops + second.flops;
   job.bytes = first.bytes + second.bytes;
   job.kernels = first.kernels + " + " + second.kernels;
   job.isa = second.isa;
-  job.call = [first, second] {
-    first.call();
-    second.call();
+  job.call = [first, second](Stream stream) {
+    first.call(stream);
+    second.call(stream);
   };
   job.error = [first, second] { return first.error() + second.error(); };
-  job.bound = second.bound;
+  job.bound = first.bound + second.bound;
   return job;
 }
 
@@ -329,8 +419,9 @@ Job kv_write(const Setting& s) {
   args.cache = row_cache(s, {});
   Job job;
   job.bytes = row_bytes(s, args.cache);
-  job.call = [args, inputs = s.inputs, backend = s.backend] { write_latent(backend, args); };
-  job.error = [args, want = row_cache(s, {}), inputs = s.inputs] {
+  job.call = [s, there = s.place->put_all(args)](Stream stream) { write_latent(s.backend, there, stream); };
+  job.error = [s, args, want = row_cache(s, {})] {
+    s.place->take_back(args.cache.pages);
     WriteLatentArgs again = args;
     again.cache = want;
     write_latent(Backend::reference(), again);
@@ -350,10 +441,11 @@ Job kv_gather(const Setting& s) {
   args.out = s.inputs->poisoned(DType::bf16, {s["n"], kLatent + kRope});
   Job job;
   job.bytes = row_bytes(s, args.cache);
-  job.call = [args, inputs = s.inputs, backend = s.backend] { gather_latent(backend, args); };
-  job.error = [args, inputs = s.inputs] {
+  job.call = [s, there = s.place->put_all(args)](Stream stream) { gather_latent(s.backend, there, stream); };
+  job.error = [s, args] {
+    s.place->take_back(args.out);
     GatherLatentArgs want = args;
-    want.out = inputs->poisoned(DType::bf16, {args.out.dim(0), args.out.dim(1)});
+    want.out = s.inputs->poisoned(DType::bf16, {args.out.dim(0), args.out.dim(1)});
     gather_latent(Backend::reference(), want);
     return bits_error(args.out, want.out);
   };
@@ -368,6 +460,8 @@ const Family kFamilies[] = {
     {"attend.prefill", "", {"h", "s", "kv", "topk"}, attend_prefill},
     {"attend.dense", "", {"h", "b", "ctx"}, attend_dense},
     {"index.decode", "fp8", {"h", "b", "ctx"}, index_decode},
+    {"index.decode", "fp8", {"h", "=mixed"}, index_mixed},
+    {"index.decode", "fp8", {"h", "=even"}, index_even},
     {"index.prefill", "fp8", {"h", "s", "kv"}, index_prefill},
     {"topk", "f32", {"rows", "len", "k"}, topk_rows},
     {"select.prefill", "fp8", {"h", "s", "kv", "k"}, select_prefill},

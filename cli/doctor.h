@@ -82,6 +82,11 @@ struct Package {
   std::string name, version;
 };
 
+// An attribute of vLLM that the installed plugin replaces.
+struct Patch {
+  std::string what, when, why;
+};
+
 struct Machine {
   std::string driver;          // "580.159.04"; empty: none
   int driver_cuda = 0;         // newest CUDA that the driver serves, 1000 * major + 10 * minor
@@ -90,6 +95,7 @@ struct Machine {
   std::string cuda_toolkit;    // "13.0.2"; empty: none found
   std::string python;          // the interpreter on PATH; empty: none
   std::vector<Package> packages;
+  std::vector<Patch> patches;  // by sievemla/vllm/patches.json, the plugin's own list
   std::int64_t host_memory_bytes = 0;
 };
 
@@ -123,15 +129,26 @@ struct EngineAnswer {
 };
 EngineAnswer ask_engine(std::string_view engine, int capability, const Model& model);
 
-// A time that docs/measurements holds.
+// A time of attention that docs/measurements/h200.json holds; read once.
 struct Measured {
   int capability;
-  std::string_view device, cache;
+  std::string device, cache;
   int heads, batch;
   double us;
-  std::string_view name;  // of the case
+  std::string name;  // of the case
 };
-std::span<const Measured> measured_attention();
+const std::vector<Measured>& measured_attention();
+
+// What a device was measured to reach at most (bench/ceilings.json); read once.
+struct Ceiling {
+  int capability;
+  std::string device;
+  double tbps, bf16_tflops, e4m3_tflops;
+};
+const std::vector<Ceiling>& ceilings();
+
+extern const char* const kCeilingsJson;  // the two files, as they were when this was built
+extern const char* const kMeasuredJson;
 
 // ---- the verdict: doctor_verdict.cc -----------------------------------------------------------------
 
@@ -164,6 +181,14 @@ struct FormatVerdict {
   bool runs() const;  // combine aside: it merges ranks of decode context parallelism, which a model runs without
 };
 
+// The time of a stage of a layer at a device's ceilings.
+struct Floor {
+  const Ceiling* on;
+  std::string_view stage;
+  std::int64_t batch, context;
+  double us;
+};
+
 struct Target {
   BackendKind backend = BackendKind::cpu;
   Gpu gpu;            // cuda only
@@ -172,6 +197,7 @@ struct Target {
   std::vector<FormatVerdict> formats;
   std::size_t chosen = 0;  // the format that the checkpoint asks for, else the backend's default
   std::vector<const Measured*> times;
+  std::vector<Floor> floors;  // of a decode step
   const FormatVerdict& format() const { return formats[chosen]; }
 };
 

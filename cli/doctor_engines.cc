@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/doctor_engines.cc -- what engines do by themselves, release by release, and the times that were measured here.
+// cli/doctor_engines.cc -- what engines do by themselves, release by release, and the times that were measured.
 // The one file to change when an engine was read anew: its rows, their version, and the date.
 #include <algorithm>
+#include <array>
+#include <cstdio>
 
 #include "cli/doctor.h"
 
@@ -87,20 +89,6 @@ constexpr EngineRow kRows[] = {
      "no backend: tilelang's tiles exceed 99 KiB of shared memory (sglang#40286, #37105)", kSglangDsa},
     {kSglang, kSglangVersion, "cpu", kAny, kAny, "attention", Serves::no, "no DSA on the CPU", kSglangDsa},
 };
-
-// docs/measurements.md: attention alone, one layer, topk 2048, L2 flushed; .graph: within a CUDA graph.
-constexpr Measured kMeasured[] = {
-    {90, "NVIDIA H200", "fp8_ds_mla", 8, 256, 134.6, "attend.decode.fp8_ds_mla.h8.b256.topk2048"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 16, 64, 55.0, "attend.decode.fp8_ds_mla.h16.b64.topk2048"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 16, 128, 88.5, "attend.decode.fp8_ds_mla.h16.b128.topk2048"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 64, 1, 13.2, "attend.decode.fp8_ds_mla.h64.b1.topk2048.graph"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 64, 16, 43.5, "attend.decode.fp8_ds_mla.h64.b16.topk2048"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 64, 64, 85.3, "attend.decode.fp8_ds_mla.h64.b64.topk2048"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 64, 128, 131.7, "attend.decode.fp8_ds_mla.h64.b128.topk2048"},
-    {90, "NVIDIA H200", "fp8_ds_mla", 128, 128, 254.1, "attend.decode.fp8_ds_mla.h128.b128.topk2048"},
-    {90, "NVIDIA H200", "bf16", 64, 1, 13.9, "attend.decode.bf16.h64.b1.topk2048.graph"},
-    {90, "NVIDIA H200", "bf16", 64, 64, 73.8, "attend.decode.bf16.h64.b64.topk2048"},
-};
 // clang-format on
 
 // Whether `word` is one of the words of `list`.
@@ -117,7 +105,39 @@ bool has_word(std::string_view list, std::string_view word) {
 
 std::span<const EngineRow> engine_rows() { return kRows; }
 std::string_view engine_table_date() { return kDate; }
-std::span<const Measured> measured_attention() { return kMeasured; }
+
+const std::vector<Measured>& measured_attention() {
+  static const std::vector<Measured> all = [] {
+    std::vector<Measured> found;
+    const Json json = Json::parse(kMeasuredJson);
+    const auto config = json.at("config").get<std::string>();  // "sm90"
+    for (const Json& row : json.at("cases")) {
+      const auto name = row.at("case").get<std::string>();
+      std::array<char, 32> cache{};
+      int heads = 0, batch = 0;
+      if (std::sscanf(name.c_str(), "attend.decode.%31[a-z0-9_].h%d.b%d.topk2048", cache.data(), &heads, &batch) != 3 ||
+          name.ends_with(".warm"))
+        continue;
+      found.push_back({std::stoi(config.substr(2)), json.at("gpu").get<std::string>(), cache.data(), heads, batch,
+                       row.at("us").get<double>(), name});
+    }
+    return found;
+  }();
+  return all;
+}
+
+const std::vector<Ceiling>& ceilings() {
+  static const std::vector<Ceiling> all = [] {
+    std::vector<Ceiling> found;
+    const Json json = Json::parse(kCeilingsJson);
+    for (const auto& [device, row] : json.at("devices").items())
+      found.push_back({row.at("capability").get<int>(), device, row.at("tbps").at("copy").get<double>(),
+                       row.at("tflops").at("mma.sync bf16").get<double>(),
+                       row.at("tflops").at("mma.sync e4m3").get<double>()});
+    return found;
+  }();
+  return all;
+}
 
 EngineAnswer ask_engine(std::string_view engine, int capability, const Model& model) {
   const std::string gpu = capability == 0 ? "cpu" : std::to_string(capability);

@@ -2,7 +2,6 @@
 // Copyright The SieveMLA authors
 // cli/doctor_machine.cc -- facts of the machine: driver and GPUs by NVML, else by libcuda, opened at run time; toolkit,
 // Python packages and memory from files.
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,8 @@
 #include <sstream>
 
 #include "cli/doctor.h"
+#include "cli/library.h"
+#include "cli/machine.h"
 #include "model/json.h"
 #include "sievemla/error.h"
 
@@ -28,21 +29,6 @@ std::string environment(const char* name) {
 }
 
 // ---- driver and GPUs --------------------------------------------------------------------------------
-
-// A library of the driver's. Never closed: its threads may live on.
-class Library {
- public:
-  explicit Library(const char* name) : handle_(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {}
-  explicit operator bool() const { return handle_ != nullptr; }
-  // Null where an older driver does not have it.
-  template <class F>
-  F* find(const char* symbol) const {
-    return reinterpret_cast<F*>(dlsym(handle_, symbol));
-  }
-
- private:
-  void* handle_;
-};
 
 // Our own prototypes of nvml.h and cuda.h, so that neither is needed to build.
 struct NvmlMemory {
@@ -206,6 +192,23 @@ void find_packages(const std::vector<fs::path>& folders, Machine& m) {
       m.packages.push_back(*at);
 }
 
+// The plugin's list of what it replaces in vLLM, from the first folder that has it.
+void find_patches(const std::vector<fs::path>& folders, Machine& m) {
+  for (const fs::path& folder : folders) {
+    const fs::path file = folder / "sievemla/vllm/patches.json";
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) continue;
+    try {
+      for (const auto& row : model::load_json(file))
+        m.patches.push_back(
+            {row.at("what").get<std::string>(), row.at("when").get<std::string>(), row.at("why").get<std::string>()});
+    } catch (const std::exception&) {
+      m.patches.clear();  // a broken file tells nothing
+    }
+    return;
+  }
+}
+
 // Where the interpreter looks for packages, as far as folders tell: its own prefix first, then the base of a virtual
 // environment that lets it through, then the user's.
 std::vector<fs::path> package_folders(const fs::path& python) {
@@ -238,11 +241,6 @@ std::vector<fs::path> package_folders(const fs::path& python) {
   return folders;
 }
 
-std::int64_t host_memory() {
-  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? std::int64_t{pages} * size : 0;
-}
-
 }  // namespace
 
 Machine look_at_machine() {
@@ -252,8 +250,12 @@ Machine look_at_machine() {
   m.cuda_toolkit = toolkit_version();
   for (const char* name : {"python3", "python"})
     if (m.python.empty()) m.python = find_executable(name);
-  if (!m.python.empty()) find_packages(package_folders(m.python), m);
-  m.host_memory_bytes = host_memory();
+  if (!m.python.empty()) {
+    const std::vector<fs::path> folders = package_folders(m.python);
+    find_packages(folders, m);
+    find_patches(folders, m);
+  }
+  m.host_memory_bytes = host_memory_bytes();
   return m;
 }
 

@@ -53,6 +53,15 @@ std::string stages_text(const Target& t) {
   for (const Measured* time : t.times)
     text += fmt::format("  measured on {}, attention of one layer at batch {}: {:.1f} us ({})\n", time->device,
                         time->batch, time->us, time->name);
+  for (std::size_t i = 0; i < t.floors.size(); ++i) {
+    const Floor& floor = t.floors[i];
+    const bool first = i == 0 || t.floors[i - 1].batch != floor.batch;
+    if (first)
+      text += fmt::format("  at the ceilings of an {} ({} TB/s, {} TFLOP/s), a layer at batch {}, {} tokens each:",
+                          floor.on->device, floor.on->tbps, floor.on->bf16_tflops, floor.batch, floor.context);
+    text += fmt::format("{} {} {}", first ? "" : ",", floor.stage, time_text(floor.us));
+    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += '\n';
+  }
   return text + "\n";
 }
 
@@ -101,6 +110,13 @@ std::string engine_text(const Report& r, const Question& q) {
   for (const EngineRow* row : e.rows)
     text += fmt::format("  {:<9}  {:<7}  {} [{}]\n", row->stage, kServes[static_cast<int>(row->serves)], row->says,
                         row->source);
+  return text + "\n";
+}
+
+std::string patches_text(const Machine& m, const Question& q) {
+  if (q.engine != "vllm" || m.patches.empty()) return "";
+  std::string text = "what the plugin replaces in vLLM, none of it under SIEVEMLA_VLLM=off\n";
+  for (const Patch& patch : m.patches) text += fmt::format("  {} at {}: {}\n", patch.what, patch.when, patch.why);
   return text + "\n";
 }
 
@@ -164,6 +180,10 @@ Json target_json(const Target& t) {
                                 {"case", time->name},
                                 {"batch", time->batch},
                                 {"us", time->us}});
+  json["floors"] = Json::array();
+  for (const Floor& f : t.floors)
+    json["floors"].push_back(
+        {{"stage", f.stage}, {"device", f.on->device}, {"batch", f.batch}, {"context", f.context}, {"us", f.us}});
   return json;
 }
 
@@ -236,6 +256,8 @@ Json machine_json(const Machine& m) {
                {"gpus", Json::array()},
                {"host_memory_bytes", m.host_memory_bytes}};
   for (const Package& p : m.packages) json["packages"][p.name] = p.version;
+  json["vllm_patches"] = Json::array();
+  for (const Patch& p : m.patches) json["vllm_patches"].push_back({{"what", p.what}, {"when", p.when}, {"why", p.why}});
   for (const Gpu& gpu : m.gpus)
     json["gpus"].push_back(
         {{"name", gpu.name}, {"capability", capability_text(gpu.capability)}, {"memory_bytes", gpu.memory_bytes}});
@@ -256,7 +278,7 @@ std::string text_of_report(const Report& r, const Machine& machine, const Questi
   text += '\n';
   if (sizes)
     for (const Target& t : r.targets) text += stages_text(t);
-  text += engine_text(r, q);
+  text += engine_text(r, q) + patches_text(machine, q);
   if (r.model && sizes) text += model_text(r);
   text += machine_text(machine);
   if (!r.model || !sizes) text += known_models_text();

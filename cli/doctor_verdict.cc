@@ -349,6 +349,32 @@ void check_driver(const Question& q, const Machine& machine, std::vector<Finding
          Stops::ours});
 }
 
+// ---- what it takes at the ceilings ------------------------------------------------------------------
+
+// A decode step of one layer with an indexer of its own, on the device that the GPU is, or that its architecture was
+// measured on.
+std::vector<Floor> floors_of(const Target& target, const Geometry& g, const Plan& plan, std::int64_t longest) {
+  std::vector<Floor> floors;
+  const FormatVerdict& format = target.format();
+  for (const Ceiling& on : ceilings()) {
+    if (on.capability != target.gpu.capability || (!target.gpu.name.empty() && target.gpu.name != on.device)) continue;
+    for (const std::int64_t batch : {1, 64}) {
+      const std::int64_t context = std::min<std::int64_t>(longest, 65536), keys = batch * context / g.index_kpool;
+      const std::int64_t rows = batch * std::min<std::int64_t>(g.index_topk, context);
+      const auto add = [&](std::string_view stage, std::int64_t bytes, std::int64_t flops, double tflops) {
+        floors.push_back({&on, stage, batch, context,
+                          std::max(static_cast<double>(bytes) / on.tbps, static_cast<double>(flops) / tflops) * 1e-6});
+      };
+      const std::int64_t pair_flops = std::int64_t{2} * g.index_heads * kIndexDim;
+      add("indexer", keys * index_key_bytes(format.index), keys * pair_flops, on.e4m3_tflops);
+      add("topk", keys * std::int64_t{sizeof(float)}, 0, on.bf16_tflops);
+      add("attention", rows * info(format.cache).row_bytes(g.latent, g.rope),
+          2 * rows * plan.heads_per_rank * (2 * g.latent + g.rope), on.bf16_tflops);
+    }
+  }
+  return floors;
+}
+
 // ---- what to run ------------------------------------------------------------------------------------
 
 std::string quoted(const std::string& path) {
@@ -458,6 +484,9 @@ Report examine(const Question& q, const Machine& machine, const std::optional<Mo
       r.findings.push_back(
           {Level::blocker, "sievemla run uses one device: several are an engine's work, see --engine", Stops::ours});
   }
+  if (model && !refused)
+    for (Target& t : r.targets)
+      if (t.backend == BackendKind::cuda) t.floors = floors_of(t, model->sizes, r.plan, model->max_position);
   for (Target& t : r.targets)
     for (const Measured& time : measured_attention())
       if (!refused && t.gpu.capability == time.capability && time.heads == r.plan.heads_per_rank && model &&

@@ -3,6 +3,7 @@
 #include "cli/inputs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -14,7 +15,18 @@
 namespace sievemla::cli {
 namespace {
 
-constexpr std::size_t kDrawn = 4096;  // rows of a cache that differ; drawing all of a large one would take minutes
+// 256 e4m3 codes, as many of each as normal values of this deviation have: a byte of randomness gives a value.
+std::array<std::byte, 256> normal_codes(float deviation) {
+  constexpr double kPi = 3.14159265358979323846, kStep = 1e-3;
+  std::array<std::byte, 256> codes{};
+  double x = -5, below = 0;  // below: the share of values that are smaller than x
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    for (; below < (static_cast<double>(i) + 0.5) / 256; x += kStep)
+      below += std::exp(-x * x / 2) / std::sqrt(2 * kPi) * kStep;
+    codes[i] = std::byte{kv::to_e4m3(static_cast<float>(x) * deviation)};
+  }
+  return codes;
+}
 
 }  // namespace
 
@@ -37,13 +49,21 @@ TensorView Inputs::poisoned(DType dtype, std::initializer_list<std::int64_t> sha
 
 TensorView Inputs::normal(DType dtype, std::initializer_list<std::int64_t> shape, float deviation) {
   const TensorView view = poisoned(dtype, shape);
+  if (dtype == DType::u8) return draw_codes(view.data, view.elements(), normal_codes(deviation)), view;
   for (std::int64_t i = 0; i < view.elements(); ++i) {
     const float x = normal_(random_) * deviation;
-    if (dtype == DType::u8) static_cast<std::uint8_t*>(view.data)[i] = kv::to_e4m3(x);
-    else if (dtype == DType::bf16) static_cast<bf16*>(view.data)[i] = base::to_bf16(x);
+    if (dtype == DType::bf16) static_cast<bf16*>(view.data)[i] = base::to_bf16(x);
     else static_cast<float*>(view.data)[i] = x;
   }
   return view;
+}
+
+void Inputs::draw_codes(void* to, std::int64_t n, const std::array<std::byte, 256>& codes) {
+  std::uint64_t bits = 0;
+  for (std::int64_t i = 0; i < n; ++i, bits >>= 8) {
+    if (i % 8 == 0) bits = random_();
+    static_cast<std::byte*>(to)[i] = codes[bits & 0xFF];
+  }
 }
 
 TensorView Inputs::ints(std::span<const std::int64_t> values, std::initializer_list<std::int64_t> shape, DType dtype) {
@@ -87,20 +107,13 @@ KvCache Inputs::kv_cache(KvFormat format, int latent, int rope, std::int64_t pag
   const KvFormatInfo& f = info(format);
   KvCache cache{format, latent, rope,
                 poisoned(f.storage, {pages, page_size, f.row_bytes(latent, rope) / size_of(f.storage)})};
-  Inputs rows(random_());
-  const auto drawn = static_cast<std::int64_t>(std::min(kDrawn, slots.size()));
-  const TensorView latents = rows.normal(DType::f32, {drawn, latent}, 1.f / 3);
-  const TensorView ropes = rope > 0 ? rows.normal(DType::f32, {drawn, rope}, 1.f / 3) : TensorView{};
-  for (std::size_t first = 0; first < slots.size(); first += kDrawn) {
-    const auto some = slots.subspan(first, std::min(kDrawn, slots.size() - first));
-    const auto n = static_cast<std::int64_t>(some.size());
-    WriteLatentArgs write;
-    write.latent = narrow(latents, 0, n);
-    write.rope = narrow(ropes, 0, n);
-    write.slots = rows.ints(some, {n}, DType::i64);
-    write.cache = cache;
-    write_latent(Backend::reference(), write);
-  }
+  const auto n = std::ssize(slots);
+  WriteLatentArgs write;
+  write.latent = normal(DType::f32, {n, latent}, 1.f / 3);
+  if (rope > 0) write.rope = normal(DType::f32, {n, rope}, 1.f / 3);
+  write.slots = ints(slots, {n}, DType::i64);
+  write.cache = cache;
+  write_latent(Backend::reference(), write);
   return cache;
 }
 
@@ -108,23 +121,20 @@ IndexCache Inputs::index_cache(IndexFormat format, std::int64_t pages, std::int6
                                std::span<const std::int64_t> slots) {
   const bool fp8 = format == IndexFormat::fp8;
   const IndexCache cache{format, poisoned(storage_of(format), {pages, page_size, fp8 ? kIndexKeyBytes : kIndexDim})};
-  const std::int64_t key_bytes = kIndexDim * size_of(cache.pages.dtype);
-  for (std::size_t n = 0; n < slots.size(); ++n) {
-    const kv::IndexKeyAddress at = kv::index_key_address(cache, slots[n]);
-    if (n >= kDrawn) {
-      const kv::IndexKeyAddress from = kv::index_key_address(cache, slots[n - kDrawn]);
-      std::memcpy(at.key, from.key, static_cast<std::size_t>(key_bytes));
-      if (fp8) std::memcpy(at.scale, from.scale, sizeof(float));
-      continue;
+  const std::array<std::byte, 256> codes = normal_codes(1.f);
+  for (const std::int64_t slot : slots) {
+    const kv::IndexKeyAddress at = kv::index_key_address(cache, slot);
+    if (fp8) {
+      draw_codes(at.key, kIndexDim, codes);
+      const float scale = 0.01f * static_cast<float>(1 + below(100));
+      std::memcpy(at.scale, &scale, sizeof scale);
+    } else {
+      for (int i = 0; i < kIndexDim; ++i) {
+        const float x = normal_(random_);
+        if (format == IndexFormat::bf16) reinterpret_cast<bf16*>(at.key)[i] = base::to_bf16(x);
+        else reinterpret_cast<float*>(at.key)[i] = x;
+      }
     }
-    for (int i = 0; i < kIndexDim; ++i) {
-      const float x = normal_(random_);
-      if (fp8) at.key[i] = std::byte{kv::to_e4m3(x)};
-      else if (format == IndexFormat::bf16) reinterpret_cast<bf16*>(at.key)[i] = base::to_bf16(x);
-      else reinterpret_cast<float*>(at.key)[i] = x;
-    }
-    const float scale = 0.01f * static_cast<float>(1 + below(100));
-    if (fp8) std::memcpy(at.scale, &scale, sizeof scale);
   }
   return cache;
 }

@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // cli/inputs.h -- seeded inputs for verify and bench. Memory that no call may read holds NaN.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -40,7 +41,7 @@ class Inputs {
   // [requests, widest] i32: a physical page of its own for every page that `lengths` needs, shuffled, then -1.
   TensorView block_table(std::span<const std::int64_t> lengths, std::int64_t page_size);
 
-  // Caches with normal values in `slots`, which repeat after 4096 of them, and poison everywhere else.
+  // Caches with normal values in `slots`, and poison everywhere else.
   KvCache kv_cache(KvFormat format, int latent, int rope, std::int64_t pages, std::int64_t page_size,
                    std::span<const std::int64_t> slots);
   IndexCache index_cache(IndexFormat format, std::int64_t pages, std::int64_t page_size,
@@ -48,6 +49,7 @@ class Inputs {
 
  private:
   void* memory(std::int64_t bytes);
+  void draw_codes(void* to, std::int64_t n, const std::array<std::byte, 256>& codes);
 
   std::mt19937_64 random_;
   std::normal_distribution<float> normal_;

@@ -3,6 +3,7 @@
 #include "cli/machine.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -140,6 +141,11 @@ double peak_gflops(const Peak& peak, const Backend& backend) {
     else best = std::max(best, peak.flops * static_cast<double>(steps * pieces) / seconds * 1e-9);
   }
   return best;
+}
+
+std::int64_t host_memory_bytes() {
+  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+  return pages > 0 && size > 0 ? std::int64_t{pages} * size : 0;
 }
 
 Machine this_machine() {

@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // cli/machine.h -- what this machine's processor is, what it can do, and how fast at most.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Machine {
 };
 
 Machine this_machine();
+std::int64_t host_memory_bytes();  // 0: unknown
 
 // The operation that kernels of a tier are made of.
 const Peak& peak_of(cpu::Isa isa);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <vector>
+#include <utility>
 
 namespace sievemla::cli {
 
@@ -20,6 +20,10 @@ Timing median_us(const std::function<void()>& call, const Effort& effort) {
     call();
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
+  return timing_of(std::move(us));
+}
+
+Timing timing_of(std::vector<double> us) {
   std::sort(us.begin(), us.end());
   const auto quantile = [&](double q) {
     return us[static_cast<std::size_t>(std::lround(q * static_cast<double>(us.size() - 1)))];
@@ -34,12 +38,6 @@ double tolerance(const Backend& backend) {
     case BackendKind::cuda: return 1e-2;       // bf16 operands: 2^-8 each
   }
   return 0;
-}
-
-Scratch::Scratch(std::int64_t bytes)
-    : bytes_(bytes), memory_(new std::byte[static_cast<std::size_t>(bytes + kWorkspaceAlign)]), data_(memory_.get()) {
-  std::size_t room = static_cast<std::size_t>(bytes + kWorkspaceAlign);
-  std::align(static_cast<std::size_t>(kWorkspaceAlign), static_cast<std::size_t>(bytes), data_, room);
 }
 
 }  // namespace sievemla::cli

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/measure.h -- how commands time a call, how far a backend may be off, and the scratch memory it gets.
+// cli/measure.h -- how commands time a call, and how far a backend may be off.
 #pragma once
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <memory>
+#include <vector>
 
 #include "sievemla/backend.h"
 
@@ -25,6 +23,7 @@ struct Effort {
 };
 inline constexpr Effort kReplayEffort = {1, 20, 0, 0.1};
 
+Timing timing_of(std::vector<double> us);  // of the times of all runs
 Timing median_us(const std::function<void()>& call, const Effort& effort);
 
 // The largest relative error (base/compare.h) of f32 results against double arithmetic on the same bytes.
@@ -34,17 +33,5 @@ template <class Kernel>
 double tolerance(const Backend& backend, const Kernel& kernel) {
   return std::max(tolerance(backend), kernel.error);
 }
-
-// A workspace of its own, aligned as the library asks.
-class Scratch {
- public:
-  explicit Scratch(std::int64_t bytes);
-  Workspace workspace() const { return {data_, bytes_}; }
-
- private:
-  std::int64_t bytes_;
-  std::unique_ptr<std::byte[]> memory_;
-  void* data_;
-};
 
 }  // namespace sievemla::cli

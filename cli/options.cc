@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <thread>
 
+#include "cuda/device.h"
 #include "sievemla/error.h"
 
 namespace sievemla::cli {
@@ -58,15 +60,23 @@ CLI::Option* add_threads(CLI::App& command, std::int64_t& threads) {
                      "Threads of the cpu backend; 0: OMP_NUM_THREADS, else all cores");
 }
 
-CpuOptions cpu_options(std::int64_t threads) { return {static_cast<int>(threads), {}}; }
+CpuOptions cpu_options(std::int64_t threads) {
+  // A thread that the system refuses to OpenMP ends the process.
+  const std::int64_t most = 64 * std::int64_t{std::max(1u, std::thread::hardware_concurrency())};
+  expects(threads <= most, "there are at most 64 threads for each processor, here " + std::to_string(most), "--threads",
+          threads);
+  return {static_cast<int>(threads), {}};
+}
 
 CLI::Option* add_backend(CLI::App& command, std::string& backend, const std::string& help) {
   return command.add_option("--backend", backend, help)->type_name("B")->default_str(backend);
 }
 
 std::vector<Backend> backends_named(const std::string& name, CpuOptions options) {
-  if (name == "all") return {Backend::reference(), Backend::cpu(options)};
-  return {Backend::by_name(name, options)};
+  if (name != "all") return {Backend::by_name(name, options)};
+  std::vector<Backend> all = {Backend::reference(), Backend::cpu(options)};
+  if (cuda::any_device()) all.push_back(Backend::cuda());
+  return all;
 }
 
 }  // namespace sievemla::cli

@@ -139,6 +139,7 @@ std::string Table::markdown() const {
 std::string error_text(double error) { return error == 0 ? "0" : fmt::format("{:.1e}", error); }
 
 std::string time_text(double microseconds) {
+  if (microseconds < 100) return fmt::format("{:.1f} us", microseconds);
   if (microseconds < 1e3) return fmt::format("{:.0f} us", microseconds);
   return microseconds < 1e6 ? fmt::format("{:.2f} ms", microseconds / 1e3)
                             : fmt::format("{:.2f} s", microseconds / 1e6);

@@ -4,9 +4,11 @@
 #include "attention/registry.h"
 #include "base/compare.h"
 #include "base/view.h"
+#include "cli/cuda/gpu.h"
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/place.h"
 #include "model/trace.h"
 #include "sievemla/attention.h"
 #include "sievemla/error.h"
@@ -51,13 +53,25 @@ double rows_that_differ(std::span<const std::int32_t> got, std::span<const std::
 }
 
 Row timed_row(const Backend& backend, const char* stage, std::string cache, double flops, double bytes,
-              const std::function<void()>& call) {
-  const double us = median_us(call, kReplayEffort).us;
+              const std::function<void(Stream)>& call) {
+  const double us = backend.kind() == BackendKind::cuda ? gpu::time(backend.device(), call, gpu::L2::cold).us
+                                                        : median_us([&] { call({}); }, kReplayEffort).us;
   return {backend.name(),    stage, std::move(cache), {}, tolerance(backend), us, flops / us * 1e-3,
           bytes / us * 1e-3, ""};
 }
 
 // ---- sparse_mla_trace -------------------------------------------------------------------------------
+
+// Queries for the backend: traces hold bf16 ones as f32, which CUDA does not take.
+TensorView queries_for(const Backend& backend, const TensorView& q, std::vector<bf16>& memory) {
+  if (backend.kind() != BackendKind::cuda || q.dtype != DType::f32) return q;
+  for (const float x : floats(q)) memory.push_back(base::to_bf16(x));
+  for (std::size_t i = 0; i < memory.size(); ++i)
+    if (base::to_f32(memory[i]) != floats(q)[i]) return q;
+  TensorView exact = q;
+  exact.data = memory.data(), exact.dtype = DType::bf16;
+  return exact;
+}
 
 Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
                  const model::SparseMlaTrace::Cache& cache) {
@@ -65,22 +79,27 @@ Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
   std::vector<float> out(static_cast<std::size_t>(tokens * heads * latent));
   std::vector<float> lse(static_cast<std::size_t>(tokens * heads));
   AttentionArgs args;
-  args.q = trace.q;
+  std::vector<bf16> q;
+  args.q = queries_for(backend, trace.q, q);
   args.kv = cache.kv;
   args.rows = Slots{trace.indices, trace.topk_length};
   args.scale = trace.scale;
   args.sink = trace.sink;
   args.out = tensor(out.data(), {tokens, heads, latent});
   args.lse = tensor(lse.data(), {tokens, heads});
-  const Scratch scratch(
+  Place place(backend);
+  const AttentionArgs there = place.put_all(args);
+  const Workspace workspace = place.workspace(
       attention_workspace_bytes(backend, {tokens, heads, trace.indices.dim(1), trace.latent, trace.rope}));
 
   const double pairs = static_cast<double>(trace.selected(cache));
   const double row_bytes = static_cast<double>(info(cache.kv.format).row_bytes(trace.latent, trace.rope));
   Row row = timed_row(backend, "attention", cache.name,
                       2.0 * static_cast<double>(heads) * pairs * static_cast<double>(2 * latent + trace.rope),
-                      pairs * row_bytes, [&] { attention(backend, args, scratch.workspace()); });
-  row.bound = tolerance(backend, base::pick(stage::attention::attention_kernels(), backend, args, "replay"));
+                      pairs * row_bytes, [&](Stream stream) { attention(backend, there, workspace, stream); });
+  row.bound = tolerance(backend, base::pick(stage::attention::attention_kernels(), backend, there, "replay"));
+  place.take_back(args.out);
+  place.take_back(args.lse);
   for (const auto& [got, want] : {std::pair(&out, cache.out), std::pair(&lse, cache.lse)})
     if (want) row.error = std::max(row.error.value_or(0), base::relative_error(*got, floats(want)));
   return row;
@@ -97,13 +116,16 @@ Row replay_scores(const Backend& backend, const model::IndexerTrace& trace, std:
   args.paged = {trace.keys, trace.block_table, trace.row_request};
   args.lengths = trace.row_lens;
   args.logits = tensor(logits.data(), {rows, trace.width});
-  const Scratch scratch(index_scores_workspace_bytes(backend, {rows, heads, trace.width}));
+  Place place(backend);
+  const IndexScoreArgs there = place.put_all(args);
+  const Workspace workspace = place.workspace(index_scores_workspace_bytes(backend, {rows, heads, trace.width}));
 
   const double pairs = static_cast<double>(trace.visible());
   const double key_bytes = static_cast<double>(trace.keys.pages.dim(2) * size_of(trace.keys.pages.dtype));
   Row row = timed_row(backend, "indexer", std::string(name_of(trace.keys.format)),
                       2.0 * kIndexDim * static_cast<double>(heads) * pairs, pairs * key_bytes,
-                      [&] { index_scores(backend, args, scratch.workspace()); });
+                      [&](Stream stream) { index_scores(backend, there, workspace, stream); });
+  place.take_back(args.logits);
   if (trace.logits) row.error = base::relative_error(logits, floats(trace.logits));
   return row;
 }
@@ -120,10 +142,14 @@ Row replay_topk(const Backend& backend, const model::IndexerTrace& trace, const 
   args.map.block_table = trace.block_table;
   args.map.row_request = trace.row_request;
   args.map.page_size = trace.keys.page_size();
-  const Scratch scratch(topk_workspace_bytes(backend, {rows, trace.width, trace.k}));
+  Place place(backend);
+  const TopkArgs there = place.put_all(args);
+  const Workspace workspace = place.workspace(topk_workspace_bytes(backend, {rows, trace.width, trace.k}));
 
   Row row = timed_row(backend, "topk", "f32", 0, 4.0 * static_cast<double>(trace.visible()),
-                      [&] { topk(backend, args, scratch.workspace()); });
+                      [&](Stream stream) { topk(backend, there, workspace, stream); });
+  place.take_back(args.positions);
+  place.take_back(args.slots);
   row.bound = 0;
   for (const auto& [got, want] : {std::pair(&positions, trace.topk), std::pair(&slots, trace.topk_slots)})
     if (want) row.error = std::max(row.error.value_or(0), rows_that_differ(*got, ints(want), rows));
@@ -132,25 +158,29 @@ Row replay_topk(const Backend& backend, const model::IndexerTrace& trace, const 
 
 // ---- the command ------------------------------------------------------------------------------------
 
-void replay_on(const Backend& backend, const model::SparseMlaTrace& trace, const std::function<void(Row)>& add) {
-  for (const auto& cache : trace.caches) add(replay_cache(backend, trace, cache));
+using Replay = std::function<Row()>;
+std::vector<Replay> parts(const Backend& backend, const model::SparseMlaTrace& trace) {
+  std::vector<Replay> all;
+  for (const auto& cache : trace.caches) all.push_back([&] { return replay_cache(backend, trace, cache); });
+  return all;
 }
-void replay_on(const Backend& backend, const model::IndexerTrace& trace, const std::function<void(Row)>& add) {
-  std::vector<float> logits;
-  add(replay_scores(backend, trace, logits));
-  add(replay_topk(backend, trace, logits));
+std::vector<Replay> parts(const Backend& backend, const model::IndexerTrace& trace) {
+  const auto logits = std::make_shared<std::vector<float>>();
+  return {[&, logits] { return replay_scores(backend, trace, *logits); },
+          [&, logits] { return replay_topk(backend, trace, *logits); }};
 }
 
 std::vector<Row> replay(const model::Trace& trace, const Options& options) {
   std::vector<Row> rows;
   for (const Backend& backend : backends_named(options.backend, cpu_options(options.threads))) {
     backend.prepare();
-    try {
-      std::visit([&](const auto& call) { replay_on(backend, call, [&](Row row) { rows.push_back(std::move(row)); }); },
-                 trace.call);
-    } catch (const Unsupported& why) {
-      if (options.backend != "all") throw;  // asked for by name
-      rows.push_back({backend.name(), "", "", {}, 0, 0, 0, 0, why.what()});
+    for (const Replay& part : std::visit([&](const auto& call) { return parts(backend, call); }, trace.call)) {
+      try {
+        rows.push_back(part());
+      } catch (const Unsupported& why) {
+        if (options.backend != "all") throw;  // asked for by name
+        rows.push_back({backend.name(), "", "", {}, 0, 0, 0, 0, why.what()});
+      }
     }
   }
   return rows;
@@ -224,7 +254,7 @@ Action add_replay(CLI::App& app) {
   command->add_option("TRACE", options->trace, "A safetensors file: a sparse_mla_trace or an indexer_trace")
       ->required()
       ->type_name("");
-  add_backend(*command, options->backend, "reference, cpu, or all: both");
+  add_backend(*command, options->backend, "reference, cpu, cuda, or all that run here");
   add_threads(*command, options->threads);
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(

@@ -35,6 +35,7 @@ struct StageRow {
 
 struct Result {
   std::vector<std::int32_t> prompt, tokens;
+  std::vector<double> logprobs;  // of the tokens; empty with --check
   double tokens_per_s = 0, prefill_us = 0;
   std::vector<StageRow> rows;
   std::optional<model::CheckReport> check;
@@ -106,6 +107,7 @@ Result generate(const Options& options, const model::Config& config, const model
   };
   model::Generated generated = model::generate(decoder, result.prompt, how);
   result.tokens = std::move(generated.tokens);
+  result.logprobs = std::move(generated.logprobs);
   result.tokens_per_s = generated.tokens_per_s;
   result.prefill_us = generated.prefill_us;
   for (const auto& [key, time] : us)
@@ -148,6 +150,7 @@ Json to_json(const Options& options, const model::Config& config, const model::D
   json["ranks"] = decoder.ranks;
   json["prompt_tokens"] = result.prompt.size();
   json["tokens"] = result.tokens;
+  json["logprobs"] = result.logprobs;
   json["tokens_per_s"] = result.tokens_per_s;
   json["layers"] = Json::array();
   for (const StageRow& row : result.rows) {

@@ -6,18 +6,23 @@
 // reference get the same inputs; outputs are poisoned first, and so is all memory that no call may read.
 #include "cli/verify.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
 #include "base/compare.h"
 #include "base/view.h"
-#include "cli/attention_trace.h"
+#include "cli/call_trace.h"
 #include "cli/inputs.h"
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/place.h"
 #include "kv/index_page.h"
 
 namespace sievemla::cli {
@@ -62,10 +67,12 @@ struct Snapshot {
   std::vector<std::byte> bytes;
   std::vector<float> values;
 };
+std::vector<std::byte> bytes_of(const TensorView& contiguous) {
+  const auto* first = static_cast<const std::byte*>(contiguous.data);
+  return {first, first + contiguous.elements() * size_of(contiguous.dtype)};
+}
 Snapshot snapshot(const Output& output) {
-  if (output.kind == Output::real) return {{}, values(output)};
-  const auto* first = static_cast<const std::byte*>(output.view.data);
-  return {{first, first + output.view.elements() * size_of(output.view.dtype)}, {}};
+  return output.kind == Output::real ? Snapshot{{}, values(output)} : Snapshot{bytes_of(output.view), {}};
 }
 
 double error(const Snapshot& got, const Snapshot& want, Output::Kind kind) {
@@ -73,12 +80,25 @@ double error(const Snapshot& got, const Snapshot& want, Output::Kind kind) {
   return got.bytes == want.bytes ? 0 : std::numeric_limits<double>::infinity();
 }
 
+// Runs a kernel `times` times and leaves the outputs of the last run on the host. False if they differ from run to run.
 template <class Kernel, class Args, class Bounds>
-void run(const Kernel& kernel, const Backend& backend, const Case<Args, Bounds>& c) {
-  const Scratch scratch(kernel.workspace_bytes ? kernel.workspace_bytes(backend, c.bounds) : 0);
-  poison(tensor(static_cast<std::uint8_t*>(scratch.workspace().data), {scratch.workspace().bytes}));
-  for (const Output& output : c.outputs) poison(output.view);
-  kernel.run(c.args, {backend, scratch.workspace(), {}});
+bool run(const Kernel& kernel, const Backend& backend, const Case<Args, Bounds>& c, int times) {
+  Place place(backend);
+  const Workspace workspace = place.workspace(kernel.workspace_bytes ? kernel.workspace_bytes(backend, c.bounds) : 0);
+  bool same = true;
+  std::vector<std::vector<std::byte>> before;
+  for (int i = 0; i < times; ++i) {
+    for (const Output& output : c.outputs) poison(output.view);
+    kernel.run(place.put_all(c.args), {backend, workspace, {}});
+    std::vector<std::vector<std::byte>> now;
+    for (const Output& output : c.outputs) {
+      place.take_back(output.view);
+      now.push_back(bytes_of(output.view));
+    }
+    same &= i == 0 || now == before;
+    before = std::move(now);
+  }
+  return same;
 }
 
 // ---- shapes that several functions share ------------------------------------------------------------
@@ -374,7 +394,7 @@ void dense_rows(Inputs& in, Attention& c, const Row& row, std::int64_t requests)
   c.args.kv = in.kv_cache(row.format, row.latent, row.rope, requests * blocks.table.dim(1), size,
                           slots_of(blocks.table, lengths, size));
   c.args.rows = blocks;
-  c.bounds.lanes = longest;
+  c.bounds.lanes = blocks.table.dim(1) * size;
   c.text = fmt::format("dense, {} requests of up to {}, pages of {}", requests, longest, size);
 }
 
@@ -430,15 +450,34 @@ void draw(Inputs& in, std::uint64_t, Combine& c) {
 
 // ---- running them ----------------------------------------------------------------------------------
 
-// A mismatch can be kept for `replay` where there is a trace of its kind.
+// A mismatch can be kept for `replay` where there is a trace of its kind. False: there is none.
 template <class Args, class Bounds>
-void keep(Verdict&, const Case<Args, Bounds>&, const std::vector<Snapshot>&, std::uint64_t, const VerifyOptions&) {}
-void keep(Verdict& verdict, const Case<AttentionArgs, AttentionBounds>& c, const std::vector<Snapshot>& want,
-          std::uint64_t seed, const VerifyOptions& options) {
+bool write_trace(const std::filesystem::path&, const Case<Args, Bounds>&, const std::vector<Snapshot>&) {
+  return false;
+}
+bool write_trace(const std::filesystem::path& path, const Attention& c, const std::vector<Snapshot>& want) {
+  return write_attention_trace(path, c.args, want[0].values, want[1].values), true;
+}
+bool write_trace(const std::filesystem::path& path, const Scores& c, const std::vector<Snapshot>& want) {
+  return write_scores_trace(path, c.args, want[0].values), true;
+}
+
+template <class Args, class Bounds>
+void keep(Verdict& verdict, const Case<Args, Bounds>& c, const std::vector<Snapshot>& want, std::uint64_t seed,
+          const VerifyOptions& options) {
   if (options.trace_dir.empty() || !verdict.traces.empty()) return;
   const auto path = options.trace_dir / fmt::format("{}-seed{}.safetensors", verdict.kernel, seed);
-  write_attention_trace(path, c.args, want[0].values, want[1].values);
-  verdict.traces.push_back(path.string());
+  if (write_trace(path, c, want)) verdict.traces.push_back(path.string());
+}
+
+// f(), whose DeviceError then says where.
+template <class F>
+auto guarded(const std::string& where, F&& f) {
+  try {
+    return f();
+  } catch (const DeviceError& why) {
+    throw DeviceError(error_message("a kernel must run", where, why.what()));
+  }
 }
 
 // Runs the cases of one function; `draw`, one for each kind of arguments, makes a case from its inputs.
@@ -458,7 +497,7 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
       if (kernel.backend == backend.kind() && kernel.backend != BackendKind::reference &&
           (!kernel.runs_here || kernel.runs_here())) {
         candidates.push_back({kernel, backend});
-        verdicts.push_back({std::string(stage), kernel.name, backend.name(), 0, 0, 0, {}, {}});
+        verdicts.push_back({std::string(stage), kernel.name, backend.name(), 0, 0, 0, {}, {}, {}});
       }
 
   for (int i = 0; i < options.cases; ++i) {
@@ -466,7 +505,7 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
     Inputs inputs(seed);
     Case<Args, Bounds> c;
     draw(inputs, seed, c);
-    run(*reference, Backend::reference(), c);
+    run(*reference, Backend::reference(), c, 1);
     std::vector<Snapshot> want;
     for (const Output& output : c.outputs) want.push_back(snapshot(output));
 
@@ -476,21 +515,24 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
         ++verdicts[n].unserved;
         continue;
       }
-      run(kernel, backend, c);
+      const std::string where = fmt::format("{}, --seed {}: {}", kernel.name, seed, c.text);
+      const bool same = guarded(where, [&] { return run(kernel, backend, c, 2); });
       ++verdicts[n].cases;
-      bool good = true;
+      bool good = same;
+      if (!same)
+        verdicts[n].failures.push_back(error_message("a second call must give the same bits", where, "others"));
       for (std::size_t o = 0; o < c.outputs.size(); ++o) {
         const Output& output = c.outputs[o];
         const double bound = output.kind == Output::bits ? 0 : tolerance(backend, kernel) + output.extra;
         const double off = error(snapshot(output), want[o], output.kind);
-        verdicts[n].worst = std::max(verdicts[n].worst, off > 0 ? off / bound : 0);
+        verdicts[n].shares.push_back(off > 0 ? off / bound : 0);
+        verdicts[n].worst = std::max(verdicts[n].worst, verdicts[n].shares.back());
         if (off <= bound) continue;
         good = false;
         verdicts[n].failures.push_back(error_message(
             std::string(output.name) + (bound > 0 ? " must match the reference within " + error_text(bound)
                                                   : " must equal the reference's bit for bit"),
-            fmt::format("{}, --seed {}: {}", kernel.name, seed, c.text),
-            bound > 0 ? "an error of " + error_text(off) : "a difference"));
+            where, bound > 0 ? "an error of " + error_text(off) : "a difference"));
       }
       if (!good) keep(verdicts[n], c, want, seed, options);
     }
@@ -503,8 +545,8 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
 
 struct Options {
   std::string backend = "all", trace_dir;
-  std::int64_t seed = 1, threads = 0;
-  bool json = false;
+  std::int64_t seed = 1, threads = 0, soak = 1;
+  bool bisect = false, json = false;
 };
 
 Json to_json(const VerifyOptions& options, const std::vector<Verdict>& verdicts, bool passed) {
@@ -520,9 +562,12 @@ Json to_json(const VerifyOptions& options, const std::vector<Verdict>& verdicts,
                                {"cases", v.cases},
                                {"unserved", v.unserved},
                                {"checked", v.cases > 0},
+                               {"shares", Json::array()},
                                {"worst", error_json(v.cases > 0 ? std::optional(v.worst) : std::nullopt)},
                                {"failures", v.failures},
                                {"traces", v.traces}});
+  for (std::size_t i = 0; i < verdicts.size(); ++i)
+    for (const double share : verdicts[i].shares) json["kernels"][i]["shares"].push_back(error_json(share));
   return json;
 }
 
@@ -540,21 +585,33 @@ std::string to_text(const VerifyOptions& options, const std::vector<Verdict>& ve
          failures;
 }
 
+// A file can be made there: to learn otherwise after minutes of work would be late.
+void check_writable(const std::string& directory) {
+  std::string file = directory + "/.sievemla-XXXXXX";
+  const int fd = mkstemp(file.data());
+  expects(fd >= 0, "--trace-dir is a directory that can be written to", "verify: " + directory, std::strerror(errno));
+  close(fd);
+  unlink(file.c_str());
+}
+
 int run(const Options& given) {
   VerifyOptions options;
   options.backends = backends_named(given.backend, cpu_options(given.threads));
   options.seed = static_cast<std::uint64_t>(given.seed);
   options.trace_dir = given.trace_dir;
-  std::error_code error;  // so that a path that cannot be asked about does not throw
-  if (!given.trace_dir.empty())
-    expects(std::filesystem::is_directory(given.trace_dir, error), "--trace-dir is a directory", "verify",
-            given.trace_dir);
+  if (!given.trace_dir.empty()) check_writable(given.trace_dir);
+  options.cases *= static_cast<int>(given.soak);
   int functions = 0;
   api::for_each_kernel_list([&](auto&&...) { ++functions; });
-  Progress progress("verify", std::int64_t{functions} * options.cases);
-  options.step = [&](std::string_view what) { progress.step(what); };
+  if (given.bisect) functions = 1;
+  for (const Backend& backend : options.backends) backend.prepare();
 
-  const std::vector<Verdict> verdicts = verify_all(options);
+  std::vector<Verdict> verdicts;
+  {
+    Progress progress("verify", std::int64_t{functions} * options.cases);
+    options.step = [&](std::string_view what) { progress.step(what); };
+    verdicts = given.bisect ? verify_bisect(options) : verify_all(options);
+  }
   expects(!verdicts.empty(), "a backend to verify has kernels beside the reference", "verify: --backend",
           given.backend);
   const auto bad = std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return !v.failures.empty(); });
@@ -570,6 +627,11 @@ std::vector<Verdict> verify_attention(std::span<const stage::attention::Attentio
   return verify_function("attention", kernels, options);
 }
 
+std::vector<Verdict> verify_index_scores(std::span<const stage::indexer::IndexScoresKernel> kernels,
+                                         const VerifyOptions& options) {
+  return verify_function("indexer", kernels, options);
+}
+
 std::vector<Verdict> verify_all(const VerifyOptions& options) {
   std::vector<Verdict> all;
   api::for_each_kernel_list([&](std::string_view stage, const auto& kernels) {
@@ -581,13 +643,18 @@ std::vector<Verdict> verify_all(const VerifyOptions& options) {
 Action add_verify(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("verify", "Self-test: every kernel that runs here against the reference");
-  add_backend(*command, options->backend, "Whose kernels: cpu, or all");
+  add_backend(*command, options->backend, "Whose kernels: cpu, cuda, or all that run here");
   add_integer(*command, "--seed", options->seed, 0, std::numeric_limits<std::int32_t>::max(),
               "Seed of the first case; the next cases count on from it");
+  add_integer(*command, "--soak", options->soak, 1, 1000000, "Rounds of cases, each with seeds of its own");
+  command->add_flag("--bisect", options->bisect,
+                    "Only this: where top-k takes every row, selection must be all of them and sparse attention dense "
+                    "attention. Tells a wrong selection from wrong attention");
   add_threads(*command, options->threads);
   command
-      ->add_option("--trace-dir", options->trace_dir,
-                   "Write the first failing attention case of each kernel there, as a trace for `sievemla replay`")
+      ->add_option(
+          "--trace-dir", options->trace_dir,
+          "Write the first failing case of each kernel of attention and index scores there, for `sievemla replay`")
       ->type_name("DIR");
   command->add_flag("--json", options->json, "Print JSON");
   return [options] { return run(*options); };

@@ -13,8 +13,9 @@ set(SIEVEMLA_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined or thr
 set(SIEVEMLA_CUDA AUTO CACHE STRING "ON, OFF, or AUTO: where both a toolkit and an NVIDIA GPU are, for that GPU alone")
 set_property(CACHE SIEVEMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(SIEVEMLA_CUDA_ARCHS "" CACHE STRING "Configs to build, of 80;86;89;90;120; empty: all, or with AUTO the GPU's")
-option(SIEVEMLA_CUDA_FORCE_CONFIGS "Build every config for sm_90 too: SIEVEMLA_CUDA_CONFIG can then force it there"
-       OFF)
+set(SIEVEMLA_CUDA_FORCE_CONFIGS OFF CACHE STRING
+    "ON: every config for sm_90 too, where SIEVEMLA_CUDA_CONFIG can then force it; ONLY: for sm_90 alone")
+set_property(CACHE SIEVEMLA_CUDA_FORCE_CONFIGS PROPERTY STRINGS OFF ON ONLY)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)

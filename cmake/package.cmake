@@ -30,3 +30,14 @@ configure_package_config_file(cmake/sievemlaConfig.cmake.in sievemlaConfig.cmake
 write_basic_package_version_file(sievemlaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/sievemlaConfig.cmake ${PROJECT_BINARY_DIR}/sievemlaConfigVersion.cmake
         DESTINATION ${package_dir})
+
+# cpack -G DEB, cpack -G TGZ
+set(CPACK_PACKAGE_CONTACT "The SieveMLA authors")
+set(CPACK_PACKAGE_VENDOR "The SieveMLA authors")
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+include(CPack)

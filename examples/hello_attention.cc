@@ -14,7 +14,7 @@ constexpr std::int64_t kHeads = 8, kTopk = 3;
 
 void run() {
   using namespace sievemla;
-  const Backend backend = Backend::best();
+  const Backend backend = Backend::cpu();  // the tensors below are in host memory
 
   // A cache of 8 slots, and new tokens for three of them: token t is the constant t + 1.
   std::vector<bf16> pages(kPages * kPageSize * (kLatent + kRope));

@@ -19,7 +19,7 @@ LAYERS = {
     "cuda": {"kv", "base", "include"},
     **STAGES,
     "api": {*STAGES, "cpu", "cuda", "kv", "base", "include", "model", "version"},
-    "model": {"kv", "cpu", "base", "include"},
+    "model": {"kv", "cpu", "cuda", "base", "include"},
     "bindings": {"include"},
     "cli": {"model", "api", *STAGES, "cpu", "cuda", "kv", "base", "include", "version"},
 }

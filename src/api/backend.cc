@@ -8,10 +8,12 @@
 
 #include "cpu/isa/isa.h"
 #include "cpu/threads.h"
+#include "cuda/device.h"
 #include "sievemla/error.h"
 #include "version.h"
 #if SIEVEMLA_WITH_CUDA
 #include "attention/registry.h"
+#include "combine/registry.h"
 #include "cuda/context.cuh"
 #include "cuda/launch.h"
 #include "indexer/registry.h"
@@ -83,6 +85,8 @@ Backend Backend::by_name(std::string_view name, CpuOptions options) {
 Backend Backend::best(CpuOptions options) {
   if (const char* forced = std::getenv("SIEVEMLA_BACKEND"); forced && *forced && std::string_view(forced) != "auto")
     return named(forced, options, "SIEVEMLA_BACKEND");
+  for (const cuda::DeviceInfo& device : cuda::machine().devices)
+    if (!device.config.empty()) return cuda(device.index);
   return cpu(options);
 }
 
@@ -95,6 +99,7 @@ void Backend::prepare() const {
   stage::indexer::indexer_cuda_prepare(config_sm);
   stage::topk::topk_cuda_prepare(config_sm);
   stage::attention::attention_cuda_prepare(config_sm);
+  stage::combine::combine_cuda_prepare(config_sm);
   cuda::set_prepared(device_.index);
 #endif
 }

@@ -141,6 +141,10 @@ const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const Ind
   expects(heads >= 1 && heads <= kMostIndexHeads, "heads must be 1 to 4096", where + "q", api::describe(args.q));
   check_tensor(backend, args.weights, {rows, heads}, {DType::f32}, where + "weights");
   const DType keys = check_keys(backend, args, rows, where);
+  const IndexCache& cache = args.paged.cache;
+  expects(on_host(backend) || !cache.pages || cache.page_size() % 16 == 0,
+          "on cuda a page holds a multiple of 16 keys (engines: --block-size 64)", where + "paged.cache", "pages of ",
+          cache.page_size());
   expects(args.q.dtype != DType::u8 || keys == DType::u8, "a u8 (e4m3) q goes with fp8 keys", where + "q", "keys of ",
           name_of(keys));
   check_tensor(backend, args.lengths, {rows}, {DType::i32}, where + "lengths");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // src/base/softmax.h -- a softmax under way: the peak of its scores and the sum of exp(score - peak). Natural logs.
+// constexpr, so that device code may call it.
 //
 //   score -inf   weighs exactly 0, as if it were not there; a softmax of nothing else is empty
 //   score NaN    makes the sum NaN, and with it the LSE and every output (docs/numerics.md)
@@ -18,16 +19,18 @@ struct Softmax {
   Real peak = kNothing;  // of the scores that are not NaN
   Real sum = 0;          // of exp(score - peak): at least 1, or exactly 0 where nothing has a weight, or NaN
 
-  bool empty() const { return sum == 0; }
-  void raise_peak(Real score) {
+  constexpr bool empty() const { return sum == 0; }
+  constexpr void raise_peak(Real score) {
     if (score > peak) peak = score;  // false for a NaN
   }
   // What a score weighs before normalising. The peak has to be final.
-  Real weight(Real score) const { return std::exp(score - (peak == kNothing ? 0 : peak)); }  // not (-inf) - (-inf)
-  Real lse() const { return empty() ? kNothing : peak + std::log(sum); }
+  constexpr Real weight(Real score) const {
+    return std::exp(score - (peak == kNothing ? 0 : peak));  // not (-inf) - (-inf)
+  }
+  constexpr Real lse() const { return empty() ? kNothing : peak + std::log(sum); }
   // What turns a sum of weighted values into the output; a sink is one more score that takes part in the sum and has no
   // value. Not for an empty softmax, whose output is +0 with a sink as without.
-  Real normaliser(Real sink) const { return 1 / (sum + weight(sink)); }
+  constexpr Real normaliser(Real sink) const { return 1 / (sum + weight(sink)); }
 };
 
 }  // namespace sievemla::base

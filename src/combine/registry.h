@@ -14,5 +14,10 @@ std::span<const CombineKernel> combine_kernels();
 
 void combine_reference(const CombineArgs& args, const base::Exec& exec);
 void combine_cpu(const CombineArgs& args, const base::Exec& exec);
+#if SIEVEMLA_WITH_CUDA
+base::Lack combine_cuda_lacks(const CombineArgs& args);
+void combine_cuda(const CombineArgs& args, const base::Exec& exec);
+void combine_cuda_prepare(int config_sm);
+#endif
 
 }  // namespace sievemla::stage::combine

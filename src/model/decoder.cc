@@ -49,13 +49,22 @@ TensorView head_of(const TensorView& view, std::int64_t head, std::int64_t begin
 }
 
 // [pages, page_size, row], full of NaN until it is written.
-TensorView cache_pages(TensorMemory& memory, DType dtype, std::int64_t pages, std::int64_t page_size,
+TensorView cache_pages(Device device, TensorMemory& memory, DType dtype, std::int64_t pages, std::int64_t page_size,
                        std::int64_t row) {
   switch (dtype) {
-    case DType::bf16: return memory.make<bf16>({pages, page_size, row});
-    case DType::u8: return memory.make<std::uint8_t>({pages, page_size, row});
-    default: return memory.make<float>({pages, page_size, row});
+    case DType::bf16: return memory.make<bf16>(device, {pages, page_size, row});
+    case DType::u8: return memory.make<std::uint8_t>(device, {pages, page_size, row});
+    default: return memory.make<float>(device, {pages, page_size, row});
   }
+}
+
+// A copy that the backend reaches.
+template <class T>
+TensorView copy_of(Device device, TensorMemory& memory, const std::vector<T>& values,
+                   std::initializer_list<std::int64_t> shape) {
+  const TensorView view = memory.make<T>(device, shape);
+  std::copy(values.begin(), values.end(), static_cast<T*>(view.data));
+  return view;
 }
 
 // Part `i` of a tensor [parts, ...].
@@ -70,20 +79,22 @@ TensorView part_of(const TensorView& parts, std::int64_t i) {
 // Where a sequence's rows lie: logical page -> physical page.
 struct Pages {
   // Enough for `tokens` and one that is never used, in an order that leaves few in place and differs from rank to rank.
-  Pages(std::int64_t tokens, std::int64_t size, std::int64_t rank)
+  Pages(Device device, std::int64_t tokens, std::int64_t size, std::int64_t rank)
       : page_size(size), count((tokens + size - 1) / size + 1) {
     std::int64_t step = std::max<std::int64_t>(1, count * 5 / 8);
     while (std::gcd(step, count) != 1) ++step;
     for (std::int64_t i = 0; i + 1 < count; ++i)
       order.push_back(static_cast<std::int32_t>((i * step + 1 + rank) % count));
+    table = copy_of(device, memory, order, {1, std::ssize(order)});
   }
-  TensorView table() const { return tensor(order.data(), {1, static_cast<std::int64_t>(order.size())}); }
   std::int64_t slot(std::int64_t position) const {
     return order[static_cast<std::size_t>(position / page_size)] * page_size + position % page_size;
   }
 
   std::int64_t page_size, count;
   std::vector<std::int32_t> order;
+  TensorMemory memory{};
+  TensorView table{};
 };
 
 Config checked(const Config& c, const DecoderOptions& o) {
@@ -92,7 +103,6 @@ Config checked(const Config& c, const DecoderOptions& o) {
   };
   needs(c.index_dim == kIndexDim, "the indexer's kernels need heads of 128", "index_head_dim", c.index_dim);
   needs(c.rope == kIndexRope, "the indexer's kernels turn 64 of a head", "qk_rope_head_dim", c.rope);
-  needs(o.backend.device().type == DeviceType::cpu, "the decoder runs on host backends", "backend", o.backend.name());
   const KvFormatInfo& format = info(o.kv_format);
   expects((format.latent == 0 || format.latent == c.latent) && (format.rope == -1 || format.rope == c.rope),
           "a cache row must hold the model's latent | rope", "decoder: kv_format", format.name, " for ", c.latent,
@@ -117,8 +127,9 @@ struct Decoder::State {
   State(const Config& c, const Checkpoint& checkpoint, const DecoderOptions& o)
       : config(checked(c, o)),
         options(o),
+        device(o.backend.device()),
         weights(bind_weights(config, checkpoint, o.backend)),
-        cos_sin(cos_sin_table(config, o.max_tokens)),
+        cos_sin(copy_of(device, memory.cos_sin, cos_sin_table(config, o.max_tokens), {o.max_tokens, config.rope})),
         scale(softmax_scale(config)),
         latent_eps(base::fault(Fault::latent_norm_eps) ? 1e-5
                    : o.norm_eps == NormEps::hf         ? kHfNormEps
@@ -126,21 +137,23 @@ struct Decoder::State {
         index_rope(base::fault(Fault::indexer_rope_style) ? other(config.index_rope) : config.index_rope),
         attention_rope(base::fault(Fault::attention_rope_style) ? RopeStyle::half_split : RopeStyle::interleaved),
         topk(std::min(base::fault(Fault::dense) ? o.max_tokens : config.index_topk, o.max_tokens)),
-        key_pages(o.max_tokens, o.page_size, 0) {
-    for (int r = 0; r < o.ranks; ++r) rank_pages.emplace_back((o.max_tokens + o.ranks - 1) / o.ranks, o.page_size, r);
+        key_pages(device, o.max_tokens, o.page_size, 0) {
+    for (int r = 0; r < o.ranks; ++r)
+      rank_pages.emplace_back(device, (o.max_tokens + o.ranks - 1) / o.ranks, o.page_size, r);
     const std::int64_t pages = rank_pages[0].count;  // all ranks have room for as many
     const KvFormatInfo& format = info(o.kv_format);
     const std::int64_t row =
         format.row_bytes(static_cast<int>(config.latent), static_cast<int>(config.rope)) / size_of(format.storage);
     for (const LayerWeights& layer : weights.layers) {
       Cache& cache = caches.emplace_back();
-      const TensorView all = cache_pages(cache.latent_memory, format.storage, o.ranks * pages, o.page_size, row);
+      const TensorView all =
+          cache_pages(device, cache.latent_memory, format.storage, o.ranks * pages, o.page_size, row);
       for (int r = 0; r < o.ranks; ++r)
         cache.latent.push_back({o.kv_format, static_cast<int>(config.latent), static_cast<int>(config.rope),
                                 rows_of(all, r * pages, pages)});
       if (!layer.indexer) continue;
       const DType dtype = storage_of(o.index_format);
-      cache.index = {o.index_format, cache_pages(cache.index_memory, dtype, key_pages.count, o.page_size,
+      cache.index = {o.index_format, cache_pages(device, cache.index_memory, dtype, key_pages.count, o.page_size,
                                                  dtype == DType::u8 ? kIndexKeyBytes : kIndexDim)};
     }
   }
@@ -165,8 +178,16 @@ struct Decoder::State {
 
   const Config config;
   const DecoderOptions options;
+  const Device device;
+  struct {
+    TensorMemory positions, lengths, key_slots, slots, selected_positions, selected_slots, selected_length;
+    TensorMemory hidden, input, output, q_a, q, q_latent, q_latent_bf16, q_rope_bf16, kv, partial_out, partial_lse,
+        attention_out;
+    TensorMemory k, k_norm_weight, k_norm_bias, index_q, index_weights, out_index_q, out_index_weights, scores;
+    TensorMemory cos_sin, handed_positions, handed;
+  } memory;
   const Weights weights;
-  const std::vector<float> cos_sin;
+  const TensorView cos_sin;  // [max_tokens, rope]
   const double scale, latent_eps;
   const RopeStyle index_rope, attention_rope;
   const std::int64_t topk;
@@ -175,14 +196,8 @@ struct Decoder::State {
   std::vector<Cache> caches;
   std::int64_t length = 0;
   WorkspaceMemory workspace;
-  struct {
-    TensorMemory positions, lengths, key_slots, slots, selected_positions, selected_slots, selected_length;
-    TensorMemory hidden, input, output, q_a, q, q_latent, kv, partial_out, partial_lse, attention_out, handed;
-    TensorMemory k, index_q, index_weights, out_index_q, out_index_weights, scores;
-  } memory;
-
   SlotMap slot_map(int rank) const {
-    return {.block_table = rank_pages[static_cast<std::size_t>(rank)].table(),
+    return {.block_table = rank_pages[static_cast<std::size_t>(rank)].table,
             .row_request = {},
             .page_size = options.page_size,
             .shard = {.rank = rank, .ranks = options.ranks, .interleave = 1}};
@@ -191,13 +206,13 @@ struct Decoder::State {
   Chunk make_chunk(std::int64_t first, std::int64_t rows) {
     Chunk chunk{.first = first,
                 .rows = rows,
-                .positions = memory.positions.make<std::int32_t>({rows}),
-                .lengths = memory.lengths.make<std::int32_t>({rows}),
-                .key_slots = memory.key_slots.make<std::int32_t>({rows}),
-                .slots = memory.slots.make<std::int32_t>({options.ranks, rows}),
-                .selected_positions = memory.selected_positions.make<std::int32_t>({rows, topk}),
-                .selected_slots = memory.selected_slots.make<std::int32_t>({options.ranks, rows, topk}),
-                .selected_length = memory.selected_length.make<std::int32_t>({rows})};
+                .positions = memory.positions.make<std::int32_t>(device, {rows}),
+                .lengths = memory.lengths.make<std::int32_t>(device, {rows}),
+                .key_slots = memory.key_slots.make<std::int32_t>(device, {rows}),
+                .slots = memory.slots.make<std::int32_t>(device, {options.ranks, rows}),
+                .selected_positions = memory.selected_positions.make<std::int32_t>(device, {rows, topk}),
+                .selected_slots = memory.selected_slots.make<std::int32_t>(device, {options.ranks, rows, topk}),
+                .selected_length = memory.selected_length.make<std::int32_t>(device, {rows})};
     for (std::int64_t t = 0; t < rows; ++t) {
       const std::int64_t p = first + t;
       base::store_int(chunk.positions, p, t);
@@ -212,9 +227,18 @@ struct Decoder::State {
     return chunk;
   }
 
+  // [rows, heads, n] bf16: what a GPU's attention takes.
+  TensorView rounded(TensorMemory& room, const TensorView& x) const {
+    const TensorView view = room.make<bf16>(device, {x.dim(0), x.dim(1), x.dim(2)});
+    for (std::int64_t t = 0; t < x.dim(0); ++t)
+      for (std::int64_t h = 0; h < x.dim(1); ++h)
+        for (std::int64_t i = 0; i < x.dim(2); ++i) base::store_f32(view, *base::at<float>(x, t, h, i), t, h, i);
+    return view;
+  }
+
   void rotate_rows(const TensorView& matrix, std::int64_t first) const {
     for (std::int64_t t = 0; t < matrix.dim(0); ++t)
-      rotate(base::at<float>(matrix, t), cos_sin.data() + (first + t) * config.rope, config.rope, attention_rope);
+      rotate(base::at<float>(matrix, t), base::at<float>(cos_sin, first + t), config.rope, attention_rope);
   }
 
   // From hidden rows to the arguments of the four stages.
@@ -225,13 +249,13 @@ struct Decoder::State {
     const Cache& cache = caches[static_cast<std::size_t>(l)];
     const std::int64_t rows = chunk.rows;
 
-    const TensorView q_a = memory.q_a.make<float>({rows, c.q_lora});
+    const TensorView q_a = memory.q_a.make<float>(device, {rows, c.q_lora});
     linear(backend, w.q_a, input, q_a);
     rms_norm(w.q_a_norm, latent_eps, q_a, q_a);
-    const TensorView q_rows = memory.q.make<float>({rows, c.heads * (c.nope + c.rope)});
+    const TensorView q_rows = memory.q.make<float>(device, {rows, c.heads * (c.nope + c.rope)});
     linear(backend, w.q_b, q_a, q_rows);
     const TensorView q = by_head(q_rows, c.heads);
-    const TensorView q_latent = memory.q_latent.make<float>({rows, c.heads, c.latent});
+    const TensorView q_latent = memory.q_latent.make<float>(device, {rows, c.heads, c.latent});
     for (std::int64_t h = 0; h < c.heads; ++h) {
       rotate_rows(head_of(q, h, c.nope, c.rope), chunk.first);
       linear_transposed(backend, rows_of(w.kv_b, h * (c.nope + c.v), c.nope), head_of(q, h, 0, c.nope),
@@ -241,21 +265,21 @@ struct Decoder::State {
     q_rope.data = base::at<float>(q, 0, 0, c.nope);
     q_rope.shape[2] = c.rope;
 
-    const TensorView kv = memory.kv.make<float>({rows, c.latent + c.rope});
+    const TensorView kv = memory.kv.make<float>(device, {rows, c.latent + c.rope});
     linear(backend, w.kv_a, input, kv);
     const TensorView latent = columns_of(kv, 0, c.latent), k_rope = columns_of(kv, c.latent, c.rope);
     rms_norm(w.kv_a_norm, latent_eps, latent, latent);
     rotate_rows(k_rope, chunk.first);
 
     BlockCalls calls;
-    const TensorView partial_out = memory.partial_out.make<float>({options.ranks, rows, c.heads, c.latent});
-    const TensorView partial_lse = memory.partial_lse.make<float>({options.ranks, rows, c.heads});
+    const TensorView partial_out = memory.partial_out.make<float>(device, {options.ranks, rows, c.heads, c.latent});
+    const TensorView partial_lse = memory.partial_lse.make<float>(device, {options.ranks, rows, c.heads});
     for (int r = 0; r < options.ranks; ++r) {
       const KvCache& kv_cache = cache.latent[static_cast<std::size_t>(r)];
       SparseLayerArgs& args = calls.ranks.emplace_back();
       args.latent = {.latent = latent, .rope = k_rope, .slots = part_of(chunk.slots, r), .cache = kv_cache};
-      args.attention.q = q_latent;
-      args.attention.q_rope = q_rope;
+      args.attention.q = device.type == DeviceType::cpu ? q_latent : rounded(memory.q_latent_bf16, q_latent);
+      args.attention.q_rope = device.type == DeviceType::cpu ? q_rope : rounded(memory.q_rope_bf16, q_rope);
       args.attention.kv = kv_cache;
       args.attention.rows = Slots{part_of(chunk.selected_slots, r), chunk.selected_length};
       args.attention.scale = static_cast<float>(scale);
@@ -265,25 +289,25 @@ struct Decoder::State {
     }
     calls.attention_out = calls.ranks[0].attention.out;
     if (options.ranks > 1) {
-      calls.attention_out = memory.attention_out.make<float>({rows, c.heads, c.latent});
+      calls.attention_out = memory.attention_out.make<float>(device, {rows, c.heads, c.latent});
       calls.combine = {
           .partial_out = partial_out, .partial_lse = partial_lse, .sink = {}, .out = calls.attention_out, .lse = {}};
     }
     if (!w.indexer) return calls;
 
     const IndexerWeights& iw = *w.indexer;
-    const TensorView k = memory.k.make<float>({rows, c.index_dim});
+    const TensorView k = memory.k.make<float>(device, {rows, c.index_dim});
     linear(backend, iw.wk, input, k);
-    const TensorView index_q = memory.index_q.make<float>({rows, c.index_heads * c.index_dim});
+    const TensorView index_q = memory.index_q.make<float>(device, {rows, c.index_heads * c.index_dim});
     linear(backend, iw.wq_b, q_a, index_q);
-    const TensorView index_weights = memory.index_weights.make<float>({rows, c.index_heads});
+    const TensorView index_weights = memory.index_weights.make<float>(device, {rows, c.index_heads});
     linear(backend, iw.weights_proj, input, index_weights);
 
-    const Rope rope{index_rope, chunk.positions, tensor(cos_sin.data(), {options.max_tokens, c.rope})};
+    const Rope rope{index_rope, chunk.positions, cos_sin};
     SparseLayerArgs::Indexer& indexer = calls.ranks[0].indexer.emplace();
     indexer.keys = {.k = k,
-                    .norm_weight = tensor(iw.k_norm_weight.data(), {c.index_dim}),
-                    .norm_bias = tensor(iw.k_norm_bias.data(), {c.index_dim}),
+                    .norm_weight = copy_of(device, memory.k_norm_weight, iw.k_norm_weight, {c.index_dim}),
+                    .norm_bias = copy_of(device, memory.k_norm_bias, iw.k_norm_bias, {c.index_dim}),
                     .rope = rope,
                     .slots = chunk.key_slots,
                     .cache = cache.index};
@@ -294,12 +318,13 @@ struct Decoder::State {
         .weights = index_weights,
         .weight_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.index_heads * c.index_dim))),
         .rope = rope,
-        .out_q = fp8 ? memory.out_index_q.make<std::uint8_t>(q_shape) : memory.out_index_q.make<float>(q_shape),
-        .out_weights = memory.out_index_weights.make<float>({rows, c.index_heads})};
+        .out_q = fp8 ? memory.out_index_q.make<std::uint8_t>(device, q_shape)
+                     : memory.out_index_q.make<float>(device, q_shape),
+        .out_weights = memory.out_index_weights.make<float>(device, {rows, c.index_heads})};
     SelectArgs& select = indexer.select;
     select.score.q = indexer.queries.out_q;
     select.score.weights = indexer.queries.out_weights;
-    select.score.paged = {.cache = cache.index, .block_table = key_pages.table(), .row_request = {}};
+    select.score.paged = {.cache = cache.index, .block_table = key_pages.table, .row_request = {}};
     select.score.lengths = chunk.lengths;
     select.width = chunk.first + rows;
     select.positions = chunk.selected_positions;
@@ -328,6 +353,7 @@ struct Decoder::State {
                      .us = {}};
     Clock::time_point start = Clock::now();
     const auto took = [&](Stage stage) {
+      cuda::wait(device);
       trace.us[static_cast<std::size_t>(stage)] += us_since(start);
       start = Clock::now();
     };
@@ -349,10 +375,10 @@ struct Decoder::State {
         score.q = rows_of(score.q, begin, rows);
         score.weights = rows_of(score.weights, begin, rows);
         score.lengths = rows_of(score.lengths, begin, rows);
-        score.logits = memory.scores.make<float>({rows, width});
+        score.logits = memory.scores.make<float>(device, {rows, width});
         const IndexScoreBounds score_bounds{rows, config.index_heads, width};
         start = Clock::now();
-        index_scores(backend, score, workspace.of(index_scores_workspace_bytes(backend, score_bounds)));
+        index_scores(backend, score, workspace.of(backend, index_scores_workspace_bytes(backend, score_bounds)));
         took(Stage::indexer);
         const TopkArgs pick{.scores = score.logits,
                             .starts = {},
@@ -360,7 +386,7 @@ struct Decoder::State {
                             .positions = rows_of(select.positions, begin, rows),
                             .slots = rows_of(select.slots, begin, rows),
                             .map = select.map};
-        sievemla::topk(backend, pick, workspace.of(topk_workspace_bytes(backend, {rows, width, topk})));
+        sievemla::topk(backend, pick, workspace.of(backend, topk_workspace_bytes(backend, {rows, width, topk})));
         took(Stage::topk);
         if (observer.scores) trace.scores = score.logits;
       }
@@ -370,7 +396,7 @@ struct Decoder::State {
     start = Clock::now();
     for (const SparseLayerArgs& rank : calls.ranks) {
       const AttentionBounds bounds = attention_bounds(chunk.rows, rank);
-      attention(backend, rank.attention, workspace.of(attention_workspace_bytes(backend, bounds)));
+      attention(backend, rank.attention, workspace.of(backend, attention_workspace_bytes(backend, bounds)));
     }
     took(Stage::attention);
     if (calls.combine) {
@@ -396,10 +422,12 @@ struct Decoder::State {
       const SparseLayerBounds bounds{
           .select = {.rows = chunk.rows, .heads = config.index_heads, .width = chunk.first + chunk.rows, .k = topk},
           .attention = attention_bounds(chunk.rows, rank)};
-      sparse_layer(options.backend, rank, workspace.of(sparse_layer_workspace_bytes(options.backend, bounds)));
+      sparse_layer(options.backend, rank,
+                   workspace.of(options.backend, sparse_layer_workspace_bytes(options.backend, bounds)));
       if (rank.indexer) share_selection(chunk, rank.indexer->select);
     }
     if (calls.combine) combine(options.backend, *calls.combine);
+    cuda::wait(device);
     project(options.backend, l, calls.attention_out, output);
   }
 
@@ -420,9 +448,9 @@ struct Decoder::State {
     const Config& c = config;
     const std::int64_t rows = static_cast<std::int64_t>(ids.size());
     const Chunk chunk = make_chunk(length, rows);
-    const TensorView hidden = memory.hidden.make<float>({rows, c.hidden});
-    const TensorView input = memory.input.make<float>({rows, c.hidden});
-    const TensorView output = memory.output.make<float>({rows, c.hidden});
+    const TensorView hidden = memory.hidden.make<float>(device, {rows, c.hidden});
+    const TensorView input = memory.input.make<float>(device, {rows, c.hidden});
+    const TensorView output = memory.output.make<float>(device, {rows, c.hidden});
     for (std::int64_t t = 0; t < rows; ++t)
       for (std::int64_t i = 0; i < c.hidden; ++i)
         base::store_f32(hidden, base::load_f32(weights.embed, ids[static_cast<std::size_t>(t)], i), t, i);
@@ -489,9 +517,12 @@ std::vector<float> Decoder::attention_block(int layer, const TensorView& input, 
   State::Chunk chunk = s.make_chunk(0, rows);
   BlockCalls calls = s.project_input(layer, chunk, input);
   if (positions) {
-    const TensorView handed = s.memory.handed.make<std::int32_t>({s.options.ranks, rows, positions.dim(1)});
+    const TensorView ids = s.memory.handed_positions.make<std::int32_t>(s.device, {rows, positions.dim(1)});
+    for (std::int64_t t = 0; t < rows; ++t)
+      for (std::int64_t k = 0; k < ids.dim(1); ++k) base::store_int(ids, base::load_int(positions, t, k), t, k);
+    const TensorView handed = s.memory.handed.make<std::int32_t>(s.device, {s.options.ranks, rows, ids.dim(1)});
     for (int r = 0; r < s.options.ranks; ++r) {
-      positions_to_slots(s.options.backend, positions, s.slot_map(r), part_of(handed, r));
+      positions_to_slots(s.options.backend, ids, s.slot_map(r), part_of(handed, r));
       calls.ranks[static_cast<std::size_t>(r)].attention.rows = Slots{part_of(handed, r), {}};
     }
     chunk.selected_positions = positions;
@@ -515,6 +546,17 @@ std::int32_t greedy(std::span<const float> logits) {
   return static_cast<std::int32_t>(best);
 }
 
+namespace {
+
+double logprob(const std::vector<float>& logits, std::int32_t token) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - most);
+  return logits[static_cast<std::size_t>(token)] - most - std::log(sum);
+}
+
+}  // namespace
+
 Generated generate(Decoder& decoder, std::span<const std::int32_t> prompt, const GenerateOptions& options) {
   Generated out;
   if (options.tokens <= 0) return out;
@@ -527,6 +569,7 @@ Generated generate(Decoder& decoder, std::span<const std::int32_t> prompt, const
   while (true) {
     const std::int32_t token = greedy(logits);
     out.tokens.push_back(token);
+    out.logprobs.push_back(logprob(logits, token));
     if (options.on_token) options.on_token(token);
     const bool ended = !options.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end();
     if (ended || static_cast<std::int64_t>(out.tokens.size()) == options.tokens) break;

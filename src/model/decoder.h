@@ -114,6 +114,7 @@ struct GenerateOptions {
 };
 struct Generated {
   std::vector<std::int32_t> tokens;  // an end-of-text token is the last of them
+  std::vector<double> logprobs;      // of each token: log-softmax over the vocabulary
   double prefill_us = 0, decode_us = 0;
   double tokens_per_s = 0;  // of the decode steps; 0 if there was none
 };

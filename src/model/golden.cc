@@ -68,15 +68,24 @@ struct Seen {
   decltype(BlockTrace::us) us{};
 };
 
-// What the block's ranks gave, merged by `backend`.
-std::vector<float> merged(const Backend& backend, CombineArgs args) {
-  std::vector<float> out(static_cast<std::size_t>(args.out.elements()));
-  args.out = tensor(out.data(), {args.out.dim(0), args.out.dim(1), args.out.dim(2)});
-  combine(backend, args);
+// As the reference takes it: the decoder's tensors lie at addresses of the host, whatever the backend.
+TensorView on_host(TensorView view) {
+  view.device = {};
+  return view;
+}
+
+// What the block's ranks gave, merged in double.
+std::vector<float> merged(const CombineArgs& parts) {
+  std::vector<float> out(static_cast<std::size_t>(parts.out.elements()));
+  combine(Backend::reference(), {.partial_out = on_host(parts.partial_out),
+                                 .partial_lse = on_host(parts.partial_lse),
+                                 .sink = {},
+                                 .out = tensor(out.data(), {parts.out.dim(0), parts.out.dim(1), parts.out.dim(2)}),
+                                 .lse = {}});
   return out;
 }
 double combine_error(const BlockCalls& calls) {
-  return base::relative_error(floats(calls.attention_out), merged(Backend::reference(), *calls.combine));
+  return base::relative_error(floats(calls.attention_out), merged(*calls.combine));
 }
 
 void gather(const BlockTrace& trace, std::int64_t rows, std::int64_t topk, Seen& seen) {
@@ -204,16 +213,11 @@ class Check {
     const Golden::Layer& golden = golden_.layers[static_cast<std::size_t>(layer)];
     const Backend exact = Backend::reference();
     const auto observe = [&](const BlockTrace& trace) {
-      const std::int64_t rows = trace.input.dim(0);
       const auto us = [&](Stage stage) { return trace.us[static_cast<std::size_t>(stage)]; };
       if (const auto& indexer = trace.calls.ranks[0].indexer) {
-        IndexScoreArgs score = indexer->select.score;
-        std::vector<float> want(static_cast<std::size_t>(trace.scores.elements()));
-        score.logits = tensor(want.data(), {rows, trace.scores.dim(1)});
-        index_scores(exact, score,
-                     workspace_.of(index_scores_workspace_bytes(exact, {rows, score.q.dim(1), trace.scores.dim(1)})));
-        add(layer, "indexer", base::relative_error(floats(trace.scores), want), kSameBytesTolerance,
-            us(Stage::indexer));
+        add(layer, "indexer", base::relative_error(floats(trace.scores), exact_scores(indexer->select, trace.scores)),
+            kSameBytesTolerance, us(Stage::indexer));
+        add(layer, "topk", rows_selected_otherwise(indexer->select, trace.scores), 0, us(Stage::topk));
         const std::span<const float> scores = floats(golden.index_scores);
         add(layer, "indexer_golden", base::relative_error(floats(trace.scores).last(scores.size()), scores),
             kRoundingTolerance, 0);
@@ -232,6 +236,39 @@ class Check {
     decoder_.attention_block(layer, golden.attn_input, golden.topk, {.block = observe, .scores = true});
   }
 
+  // Scores in double, of the same bytes.
+  std::vector<float> exact_scores(const SelectArgs& select, const TensorView& scores) {
+    const Backend exact = Backend::reference();
+    const IndexScoreArgs& score = select.score;
+    std::vector<float> want(static_cast<std::size_t>(scores.elements()));
+    IndexScoreArgs args;
+    args.q = on_host(score.q), args.weights = on_host(score.weights), args.lengths = on_host(score.lengths);
+    args.paged = {{score.paged.cache.format, on_host(score.paged.cache.pages)}, on_host(score.paged.block_table), {}};
+    args.logits = tensor(want.data(), {scores.dim(0), scores.dim(1)});
+    const IndexScoreBounds bounds{scores.dim(0), args.q.dim(1), scores.dim(1)};
+    index_scores(exact, args, workspace_.of(exact, index_scores_workspace_bytes(exact, bounds)));
+    return want;
+  }
+
+  // The share of rows whose positions or slots are not what the reference makes of the same scores.
+  double rows_selected_otherwise(const SelectArgs& select, const TensorView& scores) {
+    const Backend exact = Backend::reference();
+    const std::int64_t rows = scores.dim(0), k = select.positions.dim(1);
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(rows * k)), slots(positions.size());
+    TopkArgs args;
+    args.scores = on_host(scores), args.lengths = on_host(select.score.lengths), args.map = select.map;
+    args.map.block_table = on_host(select.map.block_table);
+    args.positions = tensor(positions.data(), {rows, k}), args.slots = tensor(slots.data(), {rows, k});
+    sievemla::topk(exact, args, workspace_.of(exact, topk_workspace_bytes(exact, {rows, scores.dim(1), k})));
+    std::int64_t different = 0;
+    for (std::int64_t t = 0; t < rows; ++t)
+      different +=
+          !std::equal(positions.data() + t * k, positions.data() + (t + 1) * k,
+                      base::at<std::int32_t>(select.positions, t)) ||
+          !std::equal(slots.data() + t * k, slots.data() + (t + 1) * k, base::at<std::int32_t>(select.slots, t));
+    return static_cast<double>(different) / static_cast<double>(rows);
+  }
+
   // The block's attention over all ranks, in double.
   std::vector<float> exact_attention(const BlockCalls& calls) {
     const Backend exact = Backend::reference();
@@ -241,6 +278,10 @@ class Check {
     std::vector<float> lse(static_cast<std::size_t>(ranks * rows * heads));
     for (std::int64_t r = 0; r < ranks; ++r) {
       AttentionArgs attend = calls.ranks[static_cast<std::size_t>(r)].attention;
+      const Slots& slots = std::get<Slots>(attend.rows);
+      attend.rows = Slots{on_host(slots.indices), on_host(slots.topk_length)};
+      attend.q = on_host(attend.q), attend.q_rope = on_host(attend.q_rope);
+      attend.kv.pages = on_host(attend.kv.pages);
       attend.out = tensor(out.data() + r * rows * heads * latent, {rows, heads, latent});
       attend.lse = tensor(lse.data() + r * rows * heads, {rows, heads});
       const AttentionBounds bounds{.tokens = rows,
@@ -248,13 +289,13 @@ class Check {
                                    .lanes = std::get<Slots>(attend.rows).indices.dim(1),
                                    .latent = attend.kv.latent,
                                    .rope = attend.kv.rope};
-      attention(exact, attend, workspace_.of(attention_workspace_bytes(exact, bounds)));
+      attention(exact, attend, workspace_.of(exact, attention_workspace_bytes(exact, bounds)));
     }
-    return merged(exact, {.partial_out = tensor(out.data(), {ranks, rows, heads, latent}),
-                          .partial_lse = tensor(lse.data(), {ranks, rows, heads}),
-                          .sink = {},
-                          .out = calls.attention_out,
-                          .lse = {}});
+    return merged({.partial_out = tensor(out.data(), {ranks, rows, heads, latent}),
+                   .partial_lse = tensor(lse.data(), {ranks, rows, heads}),
+                   .sink = {},
+                   .out = calls.attention_out,
+                   .lse = {}});
   }
 
   const Golden& golden_;

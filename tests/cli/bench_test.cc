@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // tests/cli/bench_test.cc -- sievemla bench: the names of its cases, and what it writes.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "cli/program.h"
 #include "cpu/isa/isa.h"
+#include "cuda/device.h"
 
 namespace sievemla::test {
 namespace {
@@ -25,6 +27,19 @@ TEST(CliBench, PatternsAndThreads) {
   EXPECT_NE(topk.find("cpu.chain.fp8.h32.b1.ctx32768.k2048.t3\n"), std::string::npos);
   EXPECT_EQ(topk.find("attend"), std::string::npos);
   EXPECT_EQ(topk.find("t1\n"), std::string::npos);
+}
+
+// Those of a GPU, which need none to be listed.
+TEST(CliBench, NamesOfTheGpu) {
+  const std::string list = run_program({"bench", "--list", "--backend", "cuda"}).out;
+  EXPECT_EQ(std::count(list.begin(), list.end(), '\n'), 97);
+  for (const char* name : {"attend.decode.bf16.h64.b1.topk2048.graph\n", "index.decode.fp8.h32.mixed\n",
+                           "step.fp8.h32.H64.b64.ctx65536.k2048\n", "topk.f32.rows1.len1048576.k2048\n"})
+    EXPECT_NE(list.find(name), std::string::npos) << name;
+  const std::string own = run_program({"bench", "--list", "attend.dense.fp8_ds_mla.h3.b2.ctx65.warm"}).out;
+  EXPECT_EQ(own, "attend.dense.fp8_ds_mla.h3.b2.ctx65.warm\n");
+  expect_failure({"bench", "index.decode.fp8.h32.odd"}, 2, {"index.decode.fp8.h<n>.b<n>.ctx<n>"});
+  if (!cuda::machine().built_with_cuda) expect_failure({"bench", "topk.f32.rows1.len9.k3"}, 2, {"CUDA"});
 }
 
 struct Work {
@@ -136,7 +151,6 @@ TEST(CliBench, FilesThatCannotBeWritten) {
 
 // A run that fails leaves no empty file, and one that was there as it was.
 TEST(CliBench, AFailureLeavesNoFile) {
-  if (*SIEVEMLA_SANITIZED) GTEST_SKIP() << "a sanitizer ends the program at such an allocation";
   const TempDir dir;
   write_file(dir / "old", "precious");
   for (const char* file : {"new", "old"})

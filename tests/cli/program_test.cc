@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // tests/cli/program_test.cc -- the program as such: help, wrong use, JSON, streams that are closed or full.
+#include <sys/resource.h>
+
 #include "cli/program.h"
 
 namespace sievemla::test {
@@ -86,6 +88,8 @@ TEST(Cli, WrongUse) {
       {{"verify", "--seed", "-3"}, "--seed"},
       {{"verify", "--backend", "reference"}, "beside the reference"},
       {{"verify", "--trace-dir", trace}, "--trace-dir is a directory"},
+      {{"verify", "--trace-dir", "/proc"}, "a directory that can be written to"},
+      {{"bench", "--json", "cpu.topk.f32.rows1.len100.k10.t1"}, "--json takes a file, and this looks like a case"},
       {{"verify", "--trace-dir", std::string(5000, 'x')}, "--trace-dir is a directory"},
       {{"bench", "cpu.nothing"}, "cpu.attend.decode"},
       {{"bench", "gpu*"}, "pattern"},
@@ -107,9 +111,10 @@ TEST(Cli, CudaInABuildWithout) {
 #endif
 
 TEST(Cli, OutOfMemory) {
-  if (*SIEVEMLA_SANITIZED) GTEST_SKIP() << "a sanitizer ends the program at such an allocation";
-  // 10^16 bytes: more than an address space has.
+  // 10^16 bytes, more than an address space has; 4 TB, which Linux may promise.
   expect_failure({"bench", "cpu.topk.f32.rows10000000.len268435456.k1.t1"}, 3, {"memory must suffice"});
+  expect_failure({"bench", "cpu.attend.decode.bf16.h64.b100000.topk2048.t1"}, 3,
+                 {"memory must suffice for the request: got at least 3", "GiB (bench: cpu.attend.decode"});
 }
 
 TEST(Cli, AComplaintIsOneLineWhateverItQuotes) {
@@ -229,6 +234,20 @@ TEST(CliStreams, ClosedStdoutDoesNotWriteIntoFiles) {
   const Outcome outcome = run_program({"bench", "--json", file, "cpu.topk.f32.rows1.len9.k3.t1"}, Stdout::closed);
   EXPECT_EQ(outcome.status, 2);
   EXPECT_FALSE(Json::parse(read_file(file), nullptr, false).is_discarded()) << read_file(file);
+}
+
+// Before minutes of loading: of processor time, as other work may have the machine.
+TEST(Cli, DoctorAnswersWithinASecond) {
+  if (*SIEVEMLA_SANITIZED) GTEST_SKIP() << "a sanitizer's time is its own";
+  const auto seconds = [] {
+    rusage used{};
+    getrusage(RUSAGE_CHILDREN, &used);
+    return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+  };
+  const double before = seconds();
+  run_program({"doctor", "--model", SIEVEMLA_GOLDEN_DIR "/glm5-tiny", "--engine", "vllm"});
+  EXPECT_LT(seconds() - before, 1);
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 #include "base/view.h"
 #include "cli/trace_files.h"
 #include "model/trace.h"
+#include "sievemla/indexer.h"
+#include "support/workspace.h"
 
 namespace sievemla::test {
 namespace {
@@ -98,6 +100,32 @@ TEST(Verify, CatchesBrokenKernels) {
   }
 }
 
+// Right, but another result every time: within the bound, so the second run alone tells.
+void drifts(const AttentionArgs& args, const base::Exec& exec) {
+  static int calls = 0;
+  reference().run(args, exec);
+  const float nudge = 1 + static_cast<float>(++calls % 2) * 1e-6f;
+  for (std::int64_t i = 0; i < args.lse.elements(); ++i) *(base::at<float>(args.lse, 0) + i) *= nudge;
+}
+
+TEST(Verify, ASecondCallHasTheSameBits) {
+  const AttentionKernel kernels[] = {broken("drifts", drifts), reference()};
+  const Verdict verdict = cli::verify_attention(kernels, options(24)).front();
+  ASSERT_FALSE(verdict.failures.empty());
+  EXPECT_NE(verdict.failures[0].find("same bits"), std::string::npos) << verdict.failures[0];
+  EXPECT_LE(verdict.worst, 1);
+}
+
+TEST(Verify, BisectIsGoodOnTheHost) {
+  const std::vector<Verdict> verdicts = cli::verify_bisect(options(6));
+  ASSERT_EQ(verdicts.size(), 6u);
+  for (const Verdict& verdict : verdicts) {
+    EXPECT_EQ(verdict.cases, 6) << verdict.kernel;
+    EXPECT_TRUE(verdict.failures.empty()) << verdict.failures.front();
+    EXPECT_EQ(verdict.shares.size(), 6u);
+  }
+}
+
 TEST(Verify, AKernelThatServesNothingIsNotJudged) {
   AttentionKernel none = broken("serves_nothing", scale_off);
   none.lacks = [](const AttentionArgs&) { return base::Lack("everything"); };
@@ -138,6 +166,47 @@ TEST(Verify, AFailingCaseIsATrace) {
     EXPECT_LE(base::relative_error(made.out, floats(call.caches[0].out)), 0x1p-8) << "seed " << seed;
   }
   EXPECT_GE(formats.size(), 3u);
+}
+
+// The same of index scores: paged and contiguous keys of every type come back as pages of one.
+TEST(Verify, AFailingScoreIsATrace) {
+  using stage::indexer::IndexScoresKernel;
+  const auto all = stage::indexer::index_scores_kernels();
+  const auto& reference = *std::find_if(
+      all.begin(), all.end(), [](const IndexScoresKernel& kernel) { return kernel.backend == BackendKind::reference; });
+  IndexScoresKernel wrong = reference;
+  wrong.name = "no_weights", wrong.backend = BackendKind::cpu;
+  wrong.run = [](const IndexScoreArgs& args, const base::Exec&) {
+    for (std::int64_t i = 0; i < args.logits.elements(); ++i) *(base::at<float>(args.logits, 0) + i) = 1;
+  };
+  const IndexScoresKernel kernels[] = {wrong, reference};
+  std::set<IndexFormat> formats;
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    const TempDir dir;
+    VerifyOptions o = options(1);
+    o.seed = seed;
+    o.trace_dir = dir.path();
+    const Verdict verdict = cli::verify_index_scores(kernels, o).front();
+    ASSERT_EQ(verdict.traces.size(), 1u) << "seed " << seed;
+    const model::Trace trace = model::load_trace(verdict.traces[0]);
+    const auto& call = std::get<model::IndexerTrace>(trace.call);
+    formats.insert(call.keys.format);
+
+    std::vector<float> logits(static_cast<std::size_t>(call.logits.elements()));
+    IndexScoreArgs args;
+    args.q = call.q;
+    args.weights = call.weights;
+    args.paged = {call.keys, call.block_table, call.row_request};
+    args.lengths = call.row_lens;
+    args.logits = tensor(logits.data(), {call.logits.dim(0), call.logits.dim(1)});
+    const Backend backend = Backend::reference();
+    index_scores(
+        backend, args,
+        PoisonedWorkspace(index_scores_workspace_bytes(backend, {call.q.dim(0), call.q.dim(1), call.logits.dim(1)})));
+    const std::span want(base::at<float>(call.logits, 0), logits.size());
+    EXPECT_LE(base::relative_error(logits, want), 0) << "seed " << seed;
+  }
+  EXPECT_EQ(formats.size(), 3u);
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 // tests/kv/cuda_test.cc -- latent rows and indexer keys on a CUDA device: the reference's bytes, and the values back.
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kv/cache.h"
+#include "kv/e4m3.h"
 #include "kv/index_page.h"
 #include "support/near.h"
 #include "support/on_cuda.h"
@@ -39,8 +41,8 @@ void expect_reference(const Backend& cuda, const Layout& layout, ScaleRule rule)
 
   OnDevice device(cuda.device());
   const TensorView pages = got.view.pages;
-  args.latent = device.put(args.latent), args.rope = device.put(args.rope), args.slots = device.put(args.slots);
-  args.cache.pages = device.put(pages);
+  args.cache.pages = pages;
+  args = device.put(args);
   write_latent(cuda, args);
 
   std::vector<std::int64_t> read = slots;
@@ -77,6 +79,107 @@ TEST_F(KvOnCuda, LatentRowsAreTheReferencesBytes) {
       expect_reference<float>(cuda, layout, rule);
       expect_reference<bf16>(cuda, layout, rule);
     }
+}
+
+// Groups whose largest value is 448, so that the scale is 1: every bf16 below it as a code of its own, and every code
+// read back.
+TEST_F(KvOnCuda, Case11EveryBf16AndEveryCode) {
+  const Backend cuda = backend();
+  constexpr std::int64_t kTokens = 2 * 0x43E1 / 508 + 1;  // 448 = 0x43E0
+  std::vector<bf16> x(kTokens * 512, bf16{0});
+  std::int64_t next = 0;
+  for (std::uint32_t bits = 0; bits <= 0x43E0; ++bits)
+    for (const std::uint32_t sign : {0u, 0x8000u}) {
+      if (next % 128 == 0) x[static_cast<std::size_t>(next++)] = bf16{0x43E0};
+      x[static_cast<std::size_t>(next++)] = bf16{static_cast<std::uint16_t>(bits | sign)};
+    }
+  for (std::int64_t group = next / 128 * 128; group < kTokens * 512; group += 128)
+    x[static_cast<std::size_t>(group)] = bf16{0x43E0};
+  std::vector<std::int64_t> slots(kTokens);
+  std::iota(slots.begin(), slots.end(), 0);
+  LatentCache cache({"fp8_nope", KvFormat::fp8_nope, 512, 0}, kTokens / 16 + 1, 16);
+  const TensorView pages = cache.view.pages;
+  OnDevice device(cuda.device());
+  write_latent(cuda, device.put(write_args(x, 512, tensor(slots.data(), {kTokens}), cache.view)));
+  device.take_back(pages);
+  for (std::int64_t i = 0; i < kTokens * 512; ++i) {
+    const auto code = std::to_integer<std::uint8_t>(cache.row(i / 512)[i % 512]);
+    const float value = base::to_f32(x[static_cast<std::size_t>(i)]);
+    ASSERT_EQ(code, kv::to_e4m3(value)) << value;
+  }
+
+  for (int code = 0; code < 256; ++code) *(cache.row(0) + code) = static_cast<std::byte>(code);
+  const float one = 1;
+  for (int group = 0; group < 4; ++group) std::memcpy(cache.row(0) + 512 + 4 * group, &one, sizeof one);
+  std::vector<float> values(512);
+  const TensorView out = tensor(values.data(), {1, 512});
+  OnDevice again(cuda.device());
+  KvCache there = cache.view;
+  there.pages = again.put(pages);
+  gather_latent(cuda, {there, again.put(tensor(slots.data(), {1})), again.put(out)});
+  again.take_back(out);
+  for (int code = 0; code < 256; ++code) {
+    const float want = kv::from_e4m3(static_cast<std::uint8_t>(code)), got = values[static_cast<std::size_t>(code)];
+    ASSERT_TRUE(got == want || (std::isnan(got) && std::isnan(want))) << code;
+  }
+}
+
+// Rows past 2^31 elements and 2^31 and 2^32 bytes, written and read back; where an offset that lost its upper half
+// would point to, nothing changes.
+TEST_F(KvOnCuda, Case15SlotsBeyond32Bits) {
+  const Backend cuda = backend();
+  struct Place {
+    KvFormat format;
+    std::int64_t page_size, slots;
+    std::vector<std::int64_t> written;
+  };
+  for (const Place& place : {Place{KvFormat::bf16, 16, 3'728'400, {3'728'269, 3'728'271, 3'728'399}},
+                             Place{KvFormat::bf16, 480, 3'728'640, {7'767 * 480 + 479, 7'766 * 480}},
+                             Place{KvFormat::fp8_ds_mla, 64, 6'547'264, {3'273'604, 6'547'208, 6'547'263}}}) {
+    const std::int64_t row_bytes = info(place.format).row_bytes(512, 64), n = std::ssize(place.written);
+    std::size_t free = 0, total = 0;
+    cuda_good(cudaMemGetInfo(&free, &total));
+    if (free < static_cast<std::size_t>(place.slots * row_bytes)) GTEST_SKIP() << "too little memory";
+    const cuda::Memory memory = cuda::Memory::on(cuda.device(), place.slots * row_bytes);
+    auto* const bytes = static_cast<std::byte*>(memory.data());
+    cuda_good(cudaMemset(bytes, 0xA5, static_cast<std::size_t>(memory.bytes())));
+    const DType storage = info(place.format).storage;
+    const std::int64_t row = row_bytes / size_of(storage);
+    KvCache cache;
+    cache.format = place.format;
+    cache.pages = {bytes,
+                   storage,
+                   3,
+                   {place.slots / place.page_size, place.page_size, row},
+                   {place.page_size * row, row, 1},
+                   cuda.device()};
+    const std::vector<bf16> x = Random(15).bf16s(n * 576);
+    LatentCache small({"small", place.format, 512, 64}, 1, n);
+    std::vector<std::int64_t> small_slots(static_cast<std::size_t>(n));
+    std::iota(small_slots.begin(), small_slots.end(), 0);
+    write_latent(Backend::reference(), write_args(x, 576, tensor(small_slots.data(), {n}), small.view));
+    const std::vector<float> want = gather(Backend::reference(), small.view, small_slots);
+
+    OnDevice device(cuda.device());
+    const TensorView slots = tensor(place.written.data(), {n});
+    write_latent(cuda, device.put(write_args(x, 576, slots, cache)));
+    std::vector<float> got(want.size());
+    const TensorView out = tensor(got.data(), {n, 576});
+    gather_latent(cuda, {cache, device.put(slots), device.put(out)});
+    device.take_back(out);
+    EXPECT_EQ(got, want) << info(place.format).name;
+    for (std::int64_t t = 0; t < n; ++t) {
+      std::vector<std::byte> there(static_cast<std::size_t>(row_bytes));
+      const std::int64_t at = place.written[static_cast<std::size_t>(t)] * row_bytes;
+      cuda_copy(there.data(), bytes + at, row_bytes);
+      EXPECT_EQ(std::memcmp(there.data(), small.row(t), there.size()), 0);
+      for (const std::int64_t wrapped : {at & 0x7FFFFFFF, at & 0xFFFFFFFF}) {
+        if (wrapped == at) continue;
+        cuda_copy(there.data(), bytes + wrapped, row_bytes);
+        EXPECT_EQ(there, std::vector<std::byte>(there.size(), std::byte{0xA5}));
+      }
+    }
+  }
 }
 
 TEST_F(KvOnCuda, IndexKeysComeBack) {

@@ -166,7 +166,9 @@ struct Problem {
     }
   };
 
-  Result run(const Backend& backend, const Cache& cache, const Tweak& tweak = {}) const {
+  // `shared`: a CUDA workspace that others use too; else it has its own.
+  Result run(const Backend& backend, const Cache& cache, const Tweak& tweak = {},
+             [[maybe_unused]] Workspace shared = {}) const {
     const std::int64_t cells = tokens * heads;
     std::vector<float> q32(at(cells * width()));  // [tokens, heads, width], or [heads, tokens, latent] then the ropes
     for (std::int64_t t = 0; t < tokens; ++t)
@@ -221,7 +223,9 @@ struct Problem {
     if (backend.kind() == BackendKind::cuda) {
 #if SIEVEMLA_WITH_CUDA
       if (!lengths.empty()) lanes = table_width * page_size;
-      const CudaWorkspace workspace(backend, attention_workspace_bytes(backend, {tokens, heads, lanes, latent, rope}));
+      const CudaWorkspace own(
+          backend, shared.data ? 0 : attention_workspace_bytes(backend, {tokens, heads, lanes, latent, rope}));
+      const Workspace workspace = shared.data ? shared : Workspace(own);
       OnDevice device(backend.device());
       const AttentionArgs there = device.put(args);
       attention(backend, there, workspace);

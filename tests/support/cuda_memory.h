@@ -7,7 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "sievemla/attention.h"
+#include "api/tensors.h"
+#include "cuda/memory.h"
 
 namespace sievemla::test {
 
@@ -15,51 +16,42 @@ inline void cuda_good(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
+// From or to a device; done when it returns. From pageable memory, cudaMemcpy returns before the last bytes land.
+inline void cuda_copy(void* to, const void* from, std::int64_t bytes) {
+  cuda_good(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault));
+  cuda_good(cudaStreamSynchronize(nullptr));
+}
+
 class OnDevice {
  public:
   explicit OnDevice(Device device) : device_(device) {}
-  OnDevice(const OnDevice&) = delete;
-  ~OnDevice() {
-    for (const Copy& copy : copies_) cudaFree(copy.device);
-  }
 
-  // The view, of a copy of all bytes that it spans.
+  // The view, of a copy of all bytes that it spans; a view of the device's as it is.
   TensorView put(TensorView view) {
-    if (!view) return view;
+    if (!view || view.device == device_) return view;
     std::int64_t last = 0;
     for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
-    const auto bytes = static_cast<std::size_t>(view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0);
-    Copy copy{view.data, nullptr, bytes};
-    cuda_good(cudaMalloc(&copy.device, bytes > 0 ? bytes : 1));
-    cuda_good(cudaMemcpy(copy.device, view.data, bytes, cudaMemcpyHostToDevice));
-    copies_.push_back(copy);
-    view.data = copy.device;
+    const std::int64_t bytes = view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0;
+    const Copy& copy = copies_.emplace_back(Copy{view.data, cuda::Memory::on(device_, bytes)});
+    cuda_copy(copy.memory.data(), view.data, bytes);
+    view.data = copy.memory.data();
     view.device = device_;
     return view;
   }
-  AttentionArgs put(AttentionArgs args) {
-    args.q = put(args.q), args.q_rope = put(args.q_rope), args.kv.pages = put(args.kv.pages),
-    args.sink = put(args.sink);
-    args.out = put(args.out), args.lse = put(args.lse);
-    if (Slots* slots = std::get_if<Slots>(&args.rows)) {
-      slots->indices = put(slots->indices), slots->topk_length = put(slots->topk_length);
-    } else {
-      BlockTable& blocks = std::get<BlockTable>(args.rows);
-      blocks.table = put(blocks.table), blocks.lengths = put(blocks.lengths);
-    }
+  template <class Args>
+  Args put(Args args) {
+    api::each_tensor(args, [&](TensorView& view) { view = put(view); });
     return args;
   }
   void take_back(const TensorView& view) const {
     for (const Copy& copy : copies_)
-      if (view && copy.host == view.data)
-        cuda_good(cudaMemcpy(copy.host, copy.device, copy.bytes, cudaMemcpyDeviceToHost));
+      if (view && copy.host == view.data) cuda_copy(copy.host, copy.memory.data(), copy.memory.bytes());
   }
 
  private:
   struct Copy {
     void* host;
-    void* device;
-    std::size_t bytes;
+    cuda::Memory memory;
   };
   Device device_;
   std::vector<Copy> copies_;

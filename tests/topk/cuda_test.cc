@@ -18,9 +18,8 @@ Ids select(const Backend& cuda, const TopkProblem& problem, std::int64_t k, Work
   Ids positions(static_cast<std::size_t>(problem.rows() * k), kUnwritten);
   const TensorView host = tensor(positions.data(), {problem.rows(), k});
   TopkArgs args = problem.args();
-  args.scores = device.put(args.scores), args.starts = device.put(args.starts), args.lengths = device.put(args.lengths);
-  args.positions = device.put(host);
-  topk(cuda, args, workspace);
+  args.positions = host;
+  topk(cuda, device.put(args), workspace);
   cuda_good(cudaDeviceSynchronize());
   device.take_back(host);
   return positions;
@@ -46,6 +45,89 @@ Scores random_row(std::int64_t n, Random& random, int kind) {
     }
   }
   return row;
+}
+
+TEST_F(TopkOnCuda, Case16MassTies) {
+  const Backend cuda = backend();
+  Scores ties(8320, 0.f);
+  for (std::size_t i = 0; i < 100; ++i) ties[83 * i] = 1 + static_cast<float>(i);
+  Scores signs(8320);
+  for (std::size_t i = 0; i < signs.size(); ++i) signs[i] = i % 3 ? 0.f : -0.f;
+  check(cuda, {ties, Scores(8320, 7.f), signs}, 2048);
+  check(cuda, {Scores(200000, -1.f), Scores(131072, kInf)}, 2048);
+}
+
+TEST_F(TopkOnCuda, Case17SameCoarseBin) {
+  const Backend cuda = backend();
+  Scores row(4096), negated(4096), embedded(131072, -1.f);
+  for (std::uint32_t j = 0; j < 4096; ++j) {
+    row[j] = 1 + static_cast<float>(1667 * j % 4096) * 0x1p-23f;
+    negated[j] = -row[j];
+    embedded[j * 31 + 5] = row[j];
+  }
+  check(cuda, {row, negated}, 512);
+  check(cuda, {embedded}, 512);
+}
+
+TEST_F(TopkOnCuda, Case18NanAndInfinities) {
+  const Backend cuda = backend();
+  Scores row(4096);
+  for (std::uint32_t j = 0; j < 4096; ++j)
+    row[j] = std::bit_cast<float>((j % 2 ? 0xFF800001u : 0x7FC00000u) + j % 1000);
+  for (std::size_t i = 0; i < 96; ++i) row[40 * i + 3] = static_cast<float>(i) - 50;
+  Scores infinite = row;
+  for (const std::size_t j : {7u, 1000u, 4095u}) infinite[j] = kInf, infinite[j - 1] = -kInf;
+  for (int repeat = 0; repeat < 20; ++repeat) check(cuda, {row, infinite}, 2048);
+}
+
+// Lengths of 0 and less, and outputs that were something else.
+TEST_F(TopkOnCuda, Case19BadLengths) {
+  const Backend cuda = backend();
+  Random random(8);
+  const std::vector<float> scores = random.f32s(8 * 16);
+  const Ids lengths = {10, -1, 0, 3, 9, INT32_MIN, -2, 2};
+  Ids want, got(8 * 4, kUnwritten);
+  for (std::size_t t = 0; t < 8; ++t) {
+    const auto n = static_cast<std::ptrdiff_t>(std::max(lengths[t], 0));
+    const auto first = scores.begin() + static_cast<std::ptrdiff_t>(16 * t);
+    const Ids ids = brute_force({first, first + n}, 4);
+    want.insert(want.end(), ids.begin(), ids.end());
+  }
+  TopkArgs args;
+  args.scores = tensor(scores.data(), {8, 16}), args.lengths = tensor(lengths.data(), {8});
+  args.positions = tensor(got.data(), {8, 4});
+  OnDevice device(cuda.device());
+  topk(cuda, device.put(args), CudaWorkspace(cuda, topk_workspace_bytes(cuda, {8, 16, 4})));
+  device.take_back(args.positions);
+  EXPECT_EQ(got, want);
+}
+
+// Rows whose offset fits neither 32 bits of elements nor of bytes.
+TEST_F(TopkOnCuda, RowsBeyond32Bits) {
+  const Backend cuda = backend();
+  constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 64, kWidth = 20000, kK = 300;
+  std::size_t free = 0, total = 0;
+  cuda_good(cudaMemGetInfo(&free, &total));
+  const std::int64_t bytes = (kStride + kWidth) * 4;
+  if (free < static_cast<std::size_t>(bytes)) GTEST_SKIP() << "too little memory";
+  const cuda::Memory memory = cuda::Memory::on(cuda.device(), bytes);
+  auto* const scores = static_cast<float*>(memory.data());
+  Random random(11);
+  Ids want, got(2 * kK, kUnwritten);
+  for (std::int64_t t = 0; t < 2; ++t) {
+    const Scores row = random_row(kWidth, random, 0);
+    cuda_copy(scores + t * kStride, row.data(), kWidth * 4);
+    const Ids ids = brute_force(row, kK);
+    want.insert(want.end(), ids.begin(), ids.end());
+  }
+  const Ids lengths(2, kWidth);
+  TopkArgs args;
+  args.scores = tensor(scores, {2, kWidth}, cuda.device()), args.scores.stride[0] = kStride;
+  args.lengths = tensor(lengths.data(), {2}), args.positions = tensor(got.data(), {2, kK});
+  OnDevice device(cuda.device());
+  topk(cuda, device.put(args), CudaWorkspace(cuda, topk_workspace_bytes(cuda, {2, kWidth, kK})));
+  device.take_back(args.positions);
+  EXPECT_EQ(got, want);
 }
 
 TEST_F(TopkOnCuda, RowsOfAllKindsAndLengths) {
@@ -130,10 +212,8 @@ TEST_F(TopkOnCuda, SlotsOfEveryShard) {
 
       OnDevice device(cuda.device());
       const TensorView slots = tensor(got.data(), {3, kK}), positions = tensor(ids.data(), {3, kK});
-      args.scores = device.put(args.scores), args.starts = device.put(args.starts);
-      args.lengths = device.put(args.lengths);
-      args.map.block_table = device.put(args.map.block_table), args.map.row_request = device.put(args.map.row_request);
-      args.slots = device.put(slots), args.positions = device.put(positions);
+      args.slots = slots, args.positions = positions;
+      args = device.put(args);
       const CudaWorkspace workspace(cuda, topk_workspace_bytes(cuda, {3, problem.width(), kK}));
       topk(cuda, args, workspace);
       const TensorView narrows = tensor(narrow.data(), {3, kK});

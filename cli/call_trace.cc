@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-#include "cli/attention_trace.h"
+#include "cli/call_trace.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -14,6 +14,7 @@
 #include "attention/rows.h"
 #include "base/view.h"
 #include "kv/formats.h"
+#include "kv/index_page.h"
 #include "sievemla/error.h"
 
 namespace sievemla::cli {
@@ -47,6 +48,15 @@ class File {
   std::vector<char> data_;
 };
 
+const char* type_name(DType dtype) {
+  return dtype == DType::u8 ? "U8" : dtype == DType::bf16 ? "BF16" : dtype == DType::f32 ? "F32" : "I32";
+}
+
+// The bytes of a contiguous tensor.
+std::span<const char> bytes_of(const TensorView& view) {
+  return {static_cast<const char*>(view.data), static_cast<std::size_t>(view.elements() * size_of(view.dtype))};
+}
+
 }  // namespace
 
 void write_attention_trace(const std::filesystem::path& path, const AttentionArgs& args, std::span<const float> out,
@@ -74,17 +84,68 @@ void write_attention_trace(const std::filesystem::path& path, const AttentionArg
     std::memcpy(rows.data() + slot * row_bytes, kv::row_address(args.kv, slot), static_cast<std::size_t>(row_bytes));
 
   const std::string name(format.name);
-  const char* dtype = format.storage == DType::u8 ? "U8" : format.storage == DType::bf16 ? "BF16" : "F32";
   File file;
   file.add<float>("q", "F32", {tokens, heads, latent + rope}, q);
   file.add<std::int64_t>("indices", "I64", {tokens, topk}, indices);
   file.add<float>("softmax_scale", "F32", {1}, std::span(&args.scale, 1));
   if (args.sink)
     file.add<float>("sink", "F32", {heads}, {base::at<float>(args.sink, 0), static_cast<std::size_t>(heads)});
-  file.add<char>("kv_" + name, dtype, {args.kv.slots(), row_bytes / size_of(format.storage)}, rows);
+  file.add<char>("kv_" + name, type_name(format.storage), {args.kv.slots(), row_bytes / size_of(format.storage)}, rows);
   file.add<float>("out_" + name, "F32", {tokens, heads, latent}, out);
   file.add<float>("lse_" + name, "F32", {tokens, heads}, lse);
   file.write(path, {{"kind", "sparse_mla_trace"}, {"latent", std::to_string(latent)}, {"rope", std::to_string(rope)}});
+}
+
+void write_scores_trace(const std::filesystem::path& path, const IndexScoreArgs& args, std::span<const float> logits) {
+  const std::int64_t rows = args.q.dim(0), width = args.logits.dim(1);
+  const bool paged{args.paged.cache.pages};
+  const DType storage = paged ? args.paged.cache.pages.dtype : args.contiguous.keys.dtype;
+  const std::int64_t key_bytes = kIndexDim * size_of(storage);
+
+  std::vector<char> keys;
+  const auto add = [&](const void* from, std::int64_t n) {
+    keys.insert(keys.end(), static_cast<const char*>(from), static_cast<const char*>(from) + n);
+  };
+  const std::int64_t slots = paged ? args.paged.cache.slots() : args.contiguous.keys.dim(0);
+  for (std::int64_t slot = 0; slot < slots; ++slot) {
+    if (paged) {
+      const kv::IndexKeyAddress at = kv::index_key_address(args.paged.cache, slot);
+      add(at.key, key_bytes);
+      if (at.scale) add(at.scale, sizeof(float));
+    } else {
+      add(static_cast<const char*>(args.contiguous.keys.data) + slot * key_bytes, key_bytes);
+      if (args.contiguous.scales) add(base::at<float>(args.contiguous.scales, slot), sizeof(float));
+    }
+  }
+
+  std::vector<std::int32_t> lengths, table;
+  for (std::int64_t t = 0; t < rows; ++t) {
+    const std::int64_t length = std::max<std::int64_t>(base::load_int(args.lengths, t), 0);
+    lengths.push_back(static_cast<std::int32_t>(length));
+    for (std::int64_t p = 0; p < width; ++p) {
+      std::int64_t slot = -1;
+      if (p < length && !paged) {
+        slot = p + (args.contiguous.starts ? base::load_int(args.contiguous.starts, t) : 0);
+      } else if (p < length) {
+        const TensorView& pages = args.paged.block_table;
+        const std::int64_t request = base::request_of(args.paged.row_request, t, rows, pages.dim(0)),
+                           size = args.paged.cache.page_size();
+        slot = base::load_int(pages, request, p / size) * size + p % size;
+      }
+      table.push_back(static_cast<std::int32_t>(slot));
+    }
+  }
+
+  const std::int64_t key_elements = storage == DType::u8 ? kIndexKeyBytes : kIndexDim;
+  File file;
+  file.add("q", type_name(args.q.dtype), {rows, args.q.dim(1), kIndexDim}, bytes_of(args.q));
+  file.add("weights", "F32", {rows, args.q.dim(1)}, bytes_of(args.weights));
+  file.add<char>("k_pages", type_name(storage), {slots, key_elements}, keys);
+  file.add<std::int32_t>("block_table", "I32", {rows, width}, table);
+  file.add<std::int32_t>("context_lens", "I32", {rows}, lengths);
+  file.add<std::int32_t>("row_lens", "I32", {rows}, lengths);
+  file.add<float>("logits", "F32", {rows, width}, logits);
+  file.write(path, {{"kind", "indexer_trace"}, {"page_size", "1"}, {"topk", "1"}});
 }
 
 }  // namespace sievemla::cli

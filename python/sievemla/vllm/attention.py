@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+# mypy: disable-error-code="misc"
+"""One layer's attention, and its writes into the latent cache. The caller absorbs W_UK and W_UV: only latents here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import MLAAttentionImpl
+
+import sievemla
+
+from . import agreement, selftest, settings, shared_layers, versions
+from .indexer import adopt
+from .metadata import StepMetadata
+from .report import report
+from .workspace import Bounds, workspace_of
+
+_written: set[int] = set()  # the selections that a layer of this process writes
+
+
+class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
+    is_sparse = True
+    supports_dense_mha_prefill = False  # every row goes through forward_mqa
+    masked_mha_available = False
+    supports_pcp = False
+    supports_dcp = False
+    supports_quant_query_input = False
+    lse_base_on_e = True
+    index_group = None
+    q_pad_num_heads = None
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        *ignored: Any,
+        kv_cache_dtype: str,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        indexer: Any = None,
+        topk_indices_buffer: torch.Tensor | None = None,
+        **named: Any,
+    ) -> None:
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = scale
+        self.kv_cache_dtype = kv_cache_dtype
+        self.latent = self.kv_lora_rank = kv_lora_rank
+        self.rope = qk_rope_head_dim
+        self.indexer = indexer
+        self._topk = topk_indices_buffer
+        config = get_current_vllm_config()
+        if config.parallel_config.enable_dbo:
+            raise ValueError("sievemla: dual-batch overlap shares one workspace between two batches: drop --enable-dbo")
+        buffer = self.topk_indices()
+        if indexer is not None:
+            _written.add(buffer.data_ptr())
+        elif buffer.data_ptr() not in _written:
+            stages = config.parallel_config.pipeline_parallel_size
+            raise ValueError(shared_layers.refusal(config.model_config.hf_text_config, stages))
+        self.workspace = workspace_of(buffer.device)
+        self.workspace.claim(
+            Bounds(
+                tokens=config.scheduler_config.max_num_batched_tokens,
+                context=config.model_config.max_model_len,
+                topk=buffer.shape[1],
+                heads=num_heads,
+                index_heads=config.model_config.hf_text_config.index_n_heads,
+                latent=kv_lora_rank,
+                rope=qk_rope_head_dim,
+            )
+        )
+        self.scale_rule = versions.contract().latent_scale
+        if indexer is not None:
+            adopt(indexer, self)
+            shape = selftest.Shape(
+                heads=num_heads,
+                index_heads=indexer.n_head,
+                topk=buffer.shape[1],
+                latent=kv_lora_rank,
+                rope=qk_rope_head_dim,
+                kv_format=self.format(torch.uint8 if kv_cache_dtype == "fp8_ds_mla" else config.model_config.dtype),
+                index_format=settings.index_format(),
+            )
+            agreement.check_once(agreement.facts(shape.kv_format, shape.index_format, self.scale_rule))
+            selftest.run_once(shape, self.workspace.backend, buffer.device)
+            report(self, config)
+
+    def topk_indices(self) -> torch.Tensor:
+        """[rows, topk] i32, positions in the request. Looked up at each call: a draft model's is exchanged later."""
+        buffer = self._topk if self.indexer is None else self.indexer.topk_indices_buffer
+        assert buffer is not None
+        return buffer
+
+    def format(self, storage: torch.dtype) -> Any:
+        """The row type of a cache of this dtype."""
+        packed = "fp8_ds_mla" if self.rope else "fp8_nope"
+        return {torch.float32: "f32", torch.bfloat16: "bf16"}.get(storage, packed)
+
+    def cache(self, pages: torch.Tensor) -> sievemla.KvCache:
+        return sievemla.KvCache(pages, self.format(pages.dtype), self.latent, self.rope)
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        *ignored: Any,
+        **named: Any,
+    ) -> None:
+        """kv_c_normed [tokens, latent], k_pe [tokens, 1, rope] rotated, slot_mapping [rows <= tokens]."""
+        if kv_cache.numel() == 0:  # the profile run
+            return
+        slots = slot_mapping.flatten()
+        rows = slots.shape[0]
+        sievemla.write_latent(
+            kv_c_normed[:rows],
+            slots,
+            self.cache(kv_cache),
+            rope=k_pe.reshape(k_pe.shape[0], -1)[:rows] if self.rope else None,
+            scale=self.scale_rule,
+            backend=self.workspace.backend,
+        )
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: StepMetadata,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """q: (nope [rows, heads, latent], rope [rows, heads, rope]) or both in one -> out [rows, heads, latent]."""
+        nope, rope = q if isinstance(q, tuple) else (q, None)
+        rows, heads = nope.shape[:2]
+        positions = self.topk_indices()[:rows]
+        work = self.workspace
+        slots = work.slots[: positions.numel()].view(positions.shape)
+        sievemla.positions_to_slots(
+            positions,
+            sievemla.SlotMap(
+                attn_metadata.block_table, kv_c_and_k_pe_cache.shape[1], attn_metadata.row_request[:rows]
+            ),
+            slots,
+            backend=work.backend,
+        )
+        out = torch.empty((rows, heads, self.latent), dtype=nope.dtype, device=nope.device)
+        sievemla.attention(
+            nope,
+            self.cache(kv_c_and_k_pe_cache),
+            out,
+            scale=self.scale,
+            slots=slots,
+            q_rope=rope if self.rope else None,
+            workspace=work.scratch,
+            backend=work.backend,
+        )
+        return out, None
+
+    # Undeclared, but called or read on every sparse layer.
+
+    def record_logical_topk_ready(self) -> None:
+        pass
+
+    def reserve_workspace(self, *ignored: Any, **named: Any) -> None:
+        pass
+
+    def masked_mha_workspace_fits(self, *ignored: Any, **named: Any) -> bool:
+        return False

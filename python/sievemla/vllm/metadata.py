@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+# mypy: disable-error-code="misc"
+"""What the layers need to know about a step, made once a step.
+
+Every token is served row by row, so a row knows its request and how many positions it sees; nothing depends on which
+rows are prefill, decode or speculative. All values on the device live in buffers that stay where they are, and come
+from tensors on the device: a captured graph may read them, and nothing waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
+
+
+@dataclass
+class StepMetadata(AttentionMetadata):
+    num_actual_tokens: int
+    num_reqs: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor  # [requests + 1] i32
+    seq_lens: torch.Tensor  # [requests] i32
+    block_table: torch.Tensor  # [requests, max_pages] i32
+    slot_mapping: torch.Tensor  # [tokens] i64, -1: not cached
+    row_request: torch.Tensor  # [tokens] i32; rows of padding name no request
+    row_length: torch.Tensor  # [tokens] i32: positions that the row sees, itself included; 0 for padding
+    topk_tokens: int
+    # vLLM's word for rows that go through forward_mqa: here all of them.
+    num_decodes: int
+    num_decode_tokens: int
+    num_prefills: int = 0
+    num_prefill_tokens: int = 0
+    prefill_max_seq_len: int = 0
+    prefill: None = None
+    decode: None = None
+
+
+def rows_of(starts: torch.Tensor, lengths: torch.Tensor, request: torch.Tensor, seen: torch.Tensor) -> None:
+    """Fills request and seen, [rows], from starts [requests + 1] and lengths [requests]."""
+    ends = starts[1:]
+    row = torch.arange(request.shape[0], dtype=torch.int32, device=request.device)
+    torch.searchsorted(ends, row, right=True, out_int32=True, out=request)
+    mine = request.clamp(max=ends.shape[0] - 1).long()
+    torch.mul(lengths[mine] - ends[mine] + row + 1, row < ends[-1], out=seen)
+
+
+class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        rows = vllm_config.scheduler_config.max_num_batched_tokens
+        self.topk = vllm_config.model_config.hf_text_config.index_topk
+        self.row_request = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.row_length = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        return cls._cudagraph_support if vllm_config.device_config.device_type == "cuda" else AttentionCGSupport.NEVER
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
+        common = common_attn_metadata
+        rows = common.num_actual_tokens
+        request, length = self.row_request[:rows], self.row_length[:rows]
+        rows_of(common.query_start_loc, common.seq_lens, request, length)
+        return StepMetadata(
+            num_actual_tokens=rows,
+            num_reqs=common.num_reqs,
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            row_request=request,
+            row_length=length,
+            topk_tokens=self.topk,
+            num_decodes=common.num_reqs,
+            num_decode_tokens=rows,
+        )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+"""Engines as processes of their own, each run once a session; tiny checkpoints; and `sievemla run` as the reference."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+GOLDEN = HERE.parent / "golden"
+
+# vLLM's threads and ours share the cores of a test machine: none of them may spin.
+QUIET = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+
+
+def run_engine(directory: Path, name: str, llm: dict, runs: list[dict], **env: str) -> subprocess.CompletedProcess:
+    job, out = directory / f"{name}.job.json", directory / f"{name}.json"
+    job.write_text(json.dumps({"llm": {"max_model_len": 512, "dtype": "float32", **llm}, "runs": runs}))
+    done = subprocess.run(
+        [sys.executable, str(HERE / "engine.py"), str(job), str(out)], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, **QUIET, **env}, timeout=600,
+    )
+    done.result = json.loads(out.read_text()) if done.returncode == 0 else None
+    return done
+
+
+class Engines:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.models: dict[str, Path] = {}
+
+    def model(self, name: str) -> str:
+        """The checkpoint alone: vLLM takes every safetensors file of a directory for weights."""
+        if name not in self.models:
+            directory = self.directory / name
+            directory.mkdir()
+            for file in ("config.json", "model.safetensors"):
+                (directory / file).symlink_to(GOLDEN / name / file)
+            self.models[name] = directory
+        return str(self.models[name])
+
+    def dense(self, name: str) -> str:
+        """The same weights as a model without an indexer, which vLLM serves by its own dense MLA."""
+        directory = self.directory / f"{name}-dense"
+        if not directory.exists():
+            from safetensors.torch import load_file, save_file
+
+            directory.mkdir()
+            config = json.loads((GOLDEN / name / "config.json").read_text())
+            config = {key: value for key, value in config.items() if "index" not in key}
+            config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+            (directory / "config.json").write_text(json.dumps(config))
+            weights = load_file(GOLDEN / name / "model.safetensors")
+            kept = {key: value for key, value in weights.items() if ".indexer." not in key}
+            save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+        return str(directory)
+
+    def with_draft_layer(self, name: str) -> str:
+        """The checkpoint with a draft layer (MTP) behind it: its last layer once more, and a random projection."""
+        directory = self.directory / f"{name}-draft"
+        if not directory.exists():
+            import torch
+            from safetensors.torch import load_file, save_file
+
+            directory.mkdir()
+            config = json.loads((GOLDEN / name / "config.json").read_text())
+            layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+            (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+            weights = load_file(GOLDEN / name / "model.safetensors")
+            last, draft = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+            weights |= {key.replace(last, draft): value.clone() for key, value in weights.items() if last in key}
+            projection = 0.2 * torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(1))
+            weights |= {
+                f"{draft}eh_proj.weight": projection.bfloat16(),
+                f"{draft}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
+                f"{draft}shared_head.head.weight": weights["lm_head.weight"].clone(),
+            }
+            weights |= {f"{draft}{norm}.weight": torch.ones(hidden, dtype=torch.bfloat16)
+                        for norm in ("enorm", "hnorm", "shared_head.norm")}
+            save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        return str(directory)
+
+    def __call__(self, name: str, llm: dict, runs: list[dict], **env: str) -> dict:
+        done = run_engine(self.directory, name, llm, runs, **env)
+        assert done.returncode == 0, done.stdout[-6000:]
+        return {**done.result, "log": done.stdout}
+
+    def refused(self, name: str, llm: dict, **env: str) -> str:
+        done = run_engine(self.directory, name, llm, [], **env)
+        assert done.returncode != 0, done.stdout[-3000:]
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    return Engines(tmp_path_factory.mktemp("engines"))
+
+
+def reference(name: str, prompt: list[int], tokens: int, *options: str) -> dict:
+    """`sievemla run` in double precision, with the eps that engines use."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sievemla", "run", str(GOLDEN / name), "--prompt-ids", ",".join(map(str, prompt)), "-n",
+         str(tokens), "--ignore-eos", "--backend", "reference", "--norm-eps", "config", "--json", *options],
+        check=True, text=True, stdout=subprocess.PIPE,
+    )
+    return json.loads(done.stdout)
+
+
+def golden(name: str) -> dict:
+    from safetensors.torch import load_file
+
+    return load_file(GOLDEN / name / "golden.safetensors")

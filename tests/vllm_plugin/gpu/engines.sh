@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+# engines.sh -- which engines gpu.sh runs, and which of them it compares.
+flashmla="--backend FLASHMLA_SPARSE --mqa"
+ours="--backend CUSTOM"
+decode="--graphs FULL_DECODE_ONLY --uncompiled"
+full="--graphs FULL_AND_PIECEWISE"
+
+selected() { [[ -z ${ENGINES:-} || " $ENGINES " == *" $1 "* ]]; }
+run() { ! selected "$1" || engine "$@"; }
+
+run ours-shared-draft3 -- shared $ours --tokens 24 --mtp 3
+run ours-shared-draft1 -- shared $ours --tokens 24 --mtp 1 $decode
+run ours-graphs -- plain $ours $full
+run flashmla -- plain $flashmla
+sleep 1  # the others then find DeepGEMM's kernels begun
+run flashmla-again -- plain $flashmla
+run flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa
+run flashmla8 -- plain $flashmla --kv fp8
+run ours -- plain $ours
+run ours8 -- plain $ours --kv fp8
+run ours-attention SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours
+run ours-attention8 SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours --kv fp8
+run shadow SIEVEMLA_VLLM=off -- plain $ours --mqa
+run shadow8 SIEVEMLA_VLLM=off -- plain $ours --kv fp8 --mqa
+run unforced -- plain
+run ours-forced-chunked SIEVEMLA_VLLM=force -- plain --batched 1024
+run ours-decode-graphs -- plain $ours $decode
+run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
+run ours-shared -- shared $ours --tokens 24
+run ours-sm80 SIEVEMLA_CUDA_CONFIG=sm80 -- plain $ours
+run ours-no-deep-gemm -- plain $ours --no-deep-gemm
+run ours-steady -- plain $ours $decode --steps 200
+run ours-sleep -- plain $ours --sleep
+! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
+! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
+
+PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
+  "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
+  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-steady" "ours ours-sleep" "unforced flashattn"
+  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")

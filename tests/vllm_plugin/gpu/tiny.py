@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+"""A small random GLM-5 on one GPU: makes it, runs it in vLLM, compares two runs.
+
+tiny.py make OUT [--shared] [--mtp]     3 layers without experts (no routing flips), weights normal with sigma 0.05;
+                                        --shared: GLM-5.2's layers that share an indexer; --mtp: a draft layer
+tiny.py run MODEL OUT.json [options]    prompts of 3000, 700 and 37 tokens, 8 greedy tokens each
+tiny.py compare A.json B.json
+"""
+import argparse
+import json
+import os
+import random
+import sys
+
+LENGTHS = (3000, 700, 37)
+
+CONFIG = {
+    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "torch_dtype": "bfloat16",
+    "vocab_size": 256, "hidden_size": 1024, "intermediate_size": 2048, "moe_intermediate_size": 256,
+    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 512, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "index_topk": 2048,
+    "index_head_dim": 128, "index_n_heads": 32, "indexer_rope_interleave": True, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default",
+    "rope_theta": 1e6}, "num_nextn_predict_layers": 0, "tie_word_embeddings": False, "eos_token_id": 1,
+}
+
+
+def names_of_layer(config: dict, layer: int, indexer: bool) -> dict:
+    """Hugging Face names and shapes of one dense decoder layer."""
+    c = config
+    hidden, heads, latent, q = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"], c["q_lora_rank"]
+    nope, rope, v = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    index = c["index_n_heads"]
+    names = {
+        "input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_a_proj.weight": (q, hidden), "self_attn.q_a_layernorm.weight": (q,),
+        "self_attn.q_b_proj.weight": (heads * (nope + rope), q),
+        "self_attn.kv_a_proj_with_mqa.weight": (latent + rope, hidden), "self_attn.kv_a_layernorm.weight": (latent,),
+        "self_attn.kv_b_proj.weight": (heads * (nope + v), latent), "self_attn.o_proj.weight": (hidden, heads * v),
+        "mlp.gate_proj.weight": (c["intermediate_size"], hidden),
+        "mlp.up_proj.weight": (c["intermediate_size"], hidden),
+        "mlp.down_proj.weight": (hidden, c["intermediate_size"]),
+    }
+    if indexer:
+        names |= {
+            "self_attn.indexer.wq_b.weight": (index * 128, q), "self_attn.indexer.wk.weight": (128, hidden),
+            "self_attn.indexer.k_norm.weight": (128,), "self_attn.indexer.k_norm.bias": (128,),
+            "self_attn.indexer.weights_proj.weight": (index, hidden),
+        }
+    return {f"model.layers.{layer}.{name}": shape for name, shape in names.items()}
+
+
+def make(a) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    layers = 6 if a.shared else 3
+    config = dict(CONFIG, num_hidden_layers=layers)
+    if a.shared:  # full, full, full, shared, shared, shared
+        config |= {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+    config["first_k_dense_replace"] = layers + 1
+    config["mlp_layer_types"] = ["dense"] * layers
+    shapes = {"model.embed_tokens.weight": (256, 1024), "model.norm.weight": (1024,), "lm_head.weight": (256, 1024)}
+    for layer in range(layers):
+        shapes |= names_of_layer(config, layer, not (a.shared and layer >= 3))
+    if a.mtp:
+        config["num_nextn_predict_layers"] = 1
+        at = f"model.layers.{layers}."
+        shapes |= names_of_layer(config, layers, True)
+        shapes |= {at + "enorm.weight": (1024,), at + "hnorm.weight": (1024,), at + "eh_proj.weight": (1024, 2048),
+                   at + "shared_head.norm.weight": (1024,), at + "embed_tokens.weight": (256, 1024),
+                   at + "shared_head.head.weight": (256, 1024)}
+    made = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            weights[name] = (torch.zeros if name.endswith("bias") else torch.ones)(shape, dtype=torch.bfloat16)
+        else:
+            weights[name] = torch.empty(shape).normal_(0, 0.05, generator=made).bfloat16()
+    os.makedirs(a.out, exist_ok=True)
+    with open(os.path.join(a.out, "config.json"), "w") as file:
+        json.dump(config, file, indent=1)
+    save_file(weights, os.path.join(a.out, "model.safetensors"), metadata={"format": "pt"})
+
+
+def run(a) -> None:
+    import torch
+    from vllm import LLM, SamplingParams
+
+    arguments = dict(
+        model=a.model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096, max_num_batched_tokens=a.batched,
+        max_num_seqs=4, kv_cache_dtype=a.kv, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 30,
+        enable_prefix_caching=False, disable_log_stats=True, seed=0, enforce_eager=a.graphs == "eager",
+    )
+    if a.graphs not in ("eager", "default"):
+        arguments["compilation_config"] = {"cudagraph_mode": a.graphs, "cudagraph_capture_sizes": [1, 2, 4]}
+        if a.uncompiled:
+            arguments["compilation_config"]["mode"] = 0
+    if a.backend:
+        arguments["attention_backend"] = a.backend
+    if a.mtp:
+        arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": a.mtp}
+    if a.no_deep_gemm:
+        sys.modules["deep_gemm"] = sys.modules["vllm.third_party.deep_gemm"] = None
+    if a.sleep:
+        arguments["enable_sleep_mode"] = True
+    if a.mqa:
+        arguments["attention_config"] = {"sparse_mla_force_mqa": True}
+    llm = LLM(**arguments)
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+    served = [layer for layer in layers.values() if hasattr(layer, "get_attn_backend")]
+    used = sorted({layer.get_attn_backend().__name__ for layer in served})
+    source = random.Random(0)
+    prompts = [[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
+    params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=1,
+                            prompt_logprobs=None if a.mtp else 1)
+    results = []
+    for output in llm.generate([{"prompt_token_ids": p} for p in prompts], params):
+        made, seen = output.outputs[0], output.prompt_logprobs or []
+        results.append({
+            "prompt": [of[token].logprob for of, token in zip(seen[1:], output.prompt_token_ids[1:])],
+            "tokens": list(made.token_ids),
+            "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
+        })
+    if a.steps:
+        steady(llm, a.steps)
+    if a.sleep:
+        sleep_and_wake(llm, prompts, params, results)
+    print("RESULT", used, llm.llm_engine.vllm_config.cache_config.cache_dtype,
+          [r["tokens"] for r in results], f"{torch.cuda.max_memory_allocated() >> 20} MiB")
+    with open(a.out, "w") as file:
+        json.dump({"backends": used, "results": results}, file)
+
+
+def steady(llm, steps: int) -> None:
+    """Device memory after so many mixed steps, against right after the first requests."""
+    import torch
+    from vllm import SamplingParams
+
+    source = random.Random(1)
+    before = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+    for _ in range(-(-steps // 25)):
+        prompts = [{"prompt_token_ids": [source.randrange(2, 250) for _ in range(source.choice((5, 70, 700, 3000)))]}
+                   for _ in range(6)]  # more than run at once: prefills join decoding requests
+        params = [SamplingParams(max_tokens=source.randrange(4, 25), temperature=0, detokenize=False, ignore_eos=True)
+                  for _ in prompts]
+        llm.generate(prompts, params, use_tqdm=False)
+    after = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+    print(f"MEMORY over about {steps} steps: reserved by torch {(after[1] - before[1]) >> 20:+d} MiB, free on the "
+          f"device (shared with other processes) {(after[0] - before[0]) >> 20:+d} MiB")
+
+
+def sleep_and_wake(llm, prompts: list, params, results: list) -> None:
+    llm.sleep(level=1)
+    llm.wake_up()
+    again = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    same = [list(o.outputs[0].token_ids) == r["tokens"]
+            and [of[t].logprob for of, t in zip(o.outputs[0].logprobs, r["tokens"])] == r["logprobs"]
+            for o, r in zip(again, results)]
+    print("SLEEP level 1, equal tokens and logprobs after waking:", same)
+
+
+def compare(a) -> None:
+    first, second = (json.load(open(path)) for path in (a.first, a.second))
+    for length, x, y in zip(LENGTHS, first["results"], second["results"]):
+        apart = sorted(abs(u - v) for u, v in zip(x["prompt"], y["prompt"])) or [float("nan")]
+        equal = next((i for i, (u, v) in enumerate(zip(x["tokens"], y["tokens"])) if u != v), len(x["tokens"]))
+        print(f"COMPARE {os.path.basename(a.first)} {os.path.basename(a.second)} {length}: prompt |dlogp| mean "
+              f"{sum(apart) / len(apart):.4f} p99 {apart[int(len(apart) * .99)]:.4f} max {apart[-1]:.4f}; "
+              f"equal tokens {equal}/{len(x['tokens'])}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    p = commands.add_parser("make")
+    p.add_argument("out")
+    p.add_argument("--shared", action="store_true")
+    p.add_argument("--mtp", action="store_true")
+    p.set_defaults(call=make)
+    p = commands.add_parser("run")
+    p.add_argument("model")
+    p.add_argument("out")
+    p.add_argument("--backend")
+    p.add_argument("--kv", default="auto")
+    p.add_argument("--batched", type=int, default=4096)
+    p.add_argument("--tokens", type=int, default=8)
+    p.add_argument("--graphs", default="eager", help="eager, default, or a cudagraph_mode")
+    p.add_argument("--uncompiled", action="store_true", help="graphs without torch.compile")
+    p.add_argument("--mtp", type=int, default=0)
+    p.add_argument("--steps", type=int, default=0, help="so many mixed steps more: is device memory flat?")
+    p.add_argument("--sleep", action="store_true", help="sleep, wake, and the same again")
+    p.add_argument("--no-deep-gemm", action="store_true", help="its imports fail")
+    p.add_argument("--mqa", action="store_true", help="vLLM's own backends: no dense prefill of short prompts")
+    p.set_defaults(call=run)
+    p = commands.add_parser("compare")
+    p.add_argument("first")
+    p.add_argument("second")
+    p.set_defaults(call=compare)
+    a = parser.parse_args()
+    a.call(a)
+
+
+if __name__ == "__main__":
+    main()

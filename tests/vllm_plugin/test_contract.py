@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+"""The installed vLLM is, word for word, the one that the plugin was written for, and the version table knows it."""
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from sievemla.vllm import versions
+
+from .contracts import hashes, stored
+
+
+def test_every_version_of_the_table_has_its_hashes():
+    assert {row.version for row in versions.TABLE} == set(stored())
+
+
+def test_what_we_rely_on_is_unchanged():
+    root = Path(importlib.util.find_spec("vllm").origin).parent.parent
+    version, _ = versions.installed()
+    found, expected = hashes(root), stored()[version]
+    assert "absent" not in found.values()
+    changed = [name for name in expected if found.get(name) != expected[name]]
+    assert not changed, f"read these in vLLM {version}, adapt the plugin, then run contracts.py: {changed}"
+
+
+def test_a_changed_body_is_seen(tmp_path):
+    file = tmp_path / "vllm" / "model_executor" / "layers" / "mla.py"
+    file.parent.mkdir(parents=True)
+    name = "model_executor/layers/mla.py: MultiHeadLatentAttentionWrapper.forward"
+    seen = set()
+    for body in ("return 1", "return 2"):
+        file.write_text(f"class MultiHeadLatentAttentionWrapper:\n    def forward(self):\n        {body}\n")
+        seen.add(hashes(tmp_path)[name])
+    assert len(seen) == 2 and "absent" not in seen
