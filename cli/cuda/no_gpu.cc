@@ -10,12 +10,8 @@ namespace {
 
 }  // namespace
 
-void* allocate(Device, std::int64_t) { absent(); }
-void release(void*) noexcept {}
-void copy(void*, const void*, std::int64_t) { absent(); }
 void fill(void*, std::byte, std::int64_t) { absent(); }
-void wait(Device) { absent(); }
-bool hangs() { return false; }
+void wait(Device, const std::string&) {}
 Timing time(Device, const std::function<void(Stream)>&, L2) { absent(); }
 Clocks clocks(Device) { absent(); }
 

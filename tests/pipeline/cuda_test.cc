@@ -3,6 +3,7 @@
 // tests/pipeline/cuda_test.cc -- whole layers on a CUDA device, captured in graphs; all stages at once on two streams.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -88,6 +89,22 @@ TEST_F(PipelineOnCuda, FirstLaunchEverInACapture) {
   EXPECT_TRUE(layer.result() == replayed);
 }
 
+TEST_F(PipelineOnCuda, EveryFunctionHasAKernelHere) {
+  for (const std::string function :
+       {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "index_queries", "index_scores",
+        "topk", "positions_to_slots", "expand_pools", "attention", "combine"}) {
+    bool found = false;
+    for (const KernelInfo& kernel : kernels())
+      found |= kernel.backend == BackendKind::cuda && kernel.runs_here && kernel.name.starts_with(function + "_cuda");
+    EXPECT_TRUE(found) << function;
+  }
+}
+
+TEST_F(PipelineOnCuda, AutoIsTheGpu) {
+  if (std::getenv("SIEVEMLA_BACKEND")) GTEST_SKIP() << "SIEVEMLA_BACKEND says otherwise";
+  EXPECT_EQ(Backend::best().kind(), BackendKind::cuda);
+}
+
 TEST_F(PipelineOnCuda, ALayerIsItsStagesInOrder) {
   const Backend cuda = backend();
   for (const KvFormat format : {KvFormat::bf16, KvFormat::fp8_ds_mla})
@@ -139,7 +156,7 @@ TEST_F(PipelineOnCuda, GraphReplayedWithNewLengths) {
   for (int i = 0; i < 1000; ++i) {
     Ids now = problem.lengths;
     for (std::int32_t& n : now) n = static_cast<std::int32_t>(random.below(n + 2)) - 1;
-    cuda_copy(lengths.data, now.data(), std::ssize(now) * 4);
+    cuda::copy(lengths.device, lengths.data, now.data(), std::ssize(now) * 4);
     graph.replay(stream.handle), stream.wait();
     const LayerProblem::Result replayed = layer.result();
     sparse_layer(cuda, layer.args, workspace, on), stream.wait();
@@ -227,7 +244,7 @@ class Standing {
 
   std::vector<std::byte> result(const Call& call) const {
     std::vector<std::byte> bytes(static_cast<std::size_t>(call.out.elements() * size_of(call.out.dtype)));
-    cuda_copy(bytes.data(), call.out.data, std::ssize(bytes));
+    cuda::copy(cuda_.device(), bytes.data(), call.out.data, std::ssize(bytes));
     return bytes;
   }
 
