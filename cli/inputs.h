@@ -54,6 +54,7 @@ class Inputs {
 
   std::mt19937_64 random_;
   std::normal_distribution<float> normal_;
+  std::vector<std::int64_t> numbers_;  // that distinct() draws from
   Device device_;
   std::vector<cuda::Memory> memory_;
 };
