@@ -6,9 +6,9 @@
     python3 bench/cpu.py [--peers DIR] [--json FILE] [--rounds N] [--ms N] [--program FILE] [--tiers NAME...]
 
 Peers and tiers take turns, round after round, so that what else the machine does meets all of them. A number is the
-median of the rounds' medians, the least time that of all. The highest tier runs every case, the lower ones those of one
-request on one thread. DIR is what bench/peers/fetch_cpu_peers.sh made; the peers' numbers go to FILE with .peers.json
-at its end. Exit status: compare.py's, with --allow-missing.
+median of the rounds' medians, the least time that of all. The best tier (`sievemla info`) runs every case, the others
+those of one request on one thread. DIR is what bench/peers/fetch_cpu_peers.sh made; the peers' numbers go to FILE with
+.peers.json at its end. Exit status: compare.py's, with --allow-missing.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-LOWER_TIERS = ["cpu.attend.decode.*.b1.*.t1", "cpu.index.decode.*.t1", "cpu.topk.*.t1", "cpu.chain.*.t1",
-               "cpu.step.*.b1.*.t1"]
+OTHER_TIERS = ["cpu.attend.decode.*.b1.*.t1", "cpu.index.decode.*.t1", "cpu.topk.*.t1", "cpu.chain.*.t1",
+               "cpu.step.*.b1.*.t1", "cpu.kv.*.t1"]
 
 
 def run(command, **environment):
@@ -97,6 +97,7 @@ def main():
         options.error(f"no cpu-venv in {args.peers}: bench/peers/fetch_cpu_peers.sh makes it")
     info = json.loads(subprocess.run([args.program, "info", "--json"], check=True, capture_output=True).stdout)
     tiers = args.tiers or info["cpu"]["tiers"]
+    best = info["cpu"]["best_tier"] if info["cpu"]["best_tier"] in tiers else tiers[-1]
     if (load := os.getloadavg()[0]) > 0.5:
         print(f"warning: the load average is {load:.1f}; other work on this machine spoils the numbers",
               file=sys.stderr)
@@ -109,7 +110,7 @@ def main():
                               args.peers / "cpu-wheels", "--runs", "15", *peer_keys()]))
         for tier in tiers:
             print(f"round {number + 1} of {args.rounds}: {tier}", file=sys.stderr)
-            cases = [] if tier == tiers[-1] else LOWER_TIERS
+            cases = [] if tier == best else OTHER_TIERS
             ours.append(run([args.program, "bench", "--ms", str(args.ms), *cases], SIEVEMLA_CPU_ISA=tier))
 
     files = [args.json]

@@ -43,6 +43,7 @@ constexpr const char* kCpuCases[] = {
     "select.prefill.fp8.h32.s64.kv8192.k2048",
     "chain.fp8.h32.b1.ctx32768.k2048",
     "step.fp8.h32.H64.b{1,16}.ctx32768.k2048",
+    "kv.{write,gather}.fp8_ds_mla.n1024",
 };
 constexpr const char* kGpuCases[] = {
     "attend.decode.fp8_ds_mla.h{64,128}.b{1,4,16,64,128,256}.topk2048",
@@ -154,6 +155,7 @@ void check_sizes(const Case& c) {
   expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
           attends ? field("h") : field("H"));
   expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  expects(field("n") <= kBenchSlots, "rows lie in different slots", where, field("n"), " of ", kBenchSlots);
   const std::int64_t keys = std::string_view(c.family->name) == "attend.decode" ? decode_span(field("b")) : field("kv");
   if (keys < 0) return;
   expects(field("s") <= keys || attends, "a prefill has no more tokens than keys", where, field("s"), " of ", keys);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -15,6 +16,7 @@
 #include "base/view.h"
 #include "cli/measure.h"
 #include "sievemla/error.h"
+#include "sievemla/kv_cache.h"
 #include "sievemla/pipeline.h"
 
 namespace sievemla::cli {
@@ -22,8 +24,8 @@ namespace {
 
 constexpr int kLatent = 512, kRope = kBenchRope;
 constexpr std::int64_t kPage = 64;
-constexpr std::int64_t kSpan = 32768, kLeastSlots = 65536;  // cache rows: of one request, and in all
-constexpr float kScale = 1.f / 24;                          // 576^-0.5
+constexpr std::int64_t kSpan = 32768;  // cache rows of one request
+constexpr float kScale = 1.f / 24;     // 576^-0.5
 
 double as_double(std::int64_t n) { return static_cast<double>(n); }
 
@@ -389,6 +391,68 @@ Job step(const Setting& s) {
   return job;
 }
 
+// ---- rows of the cache ------------------------------------------------------------------------------
+
+// 0 if both tensors, which lie without gaps, hold the same bits, else infinity.
+double bits_error(const TensorView& a, const TensorView& b) {
+  const auto bytes = static_cast<std::size_t>(a.elements() * size_of(a.dtype));
+  return std::memcmp(a.data, b.data, bytes) == 0 ? 0 : std::numeric_limits<double>::infinity();
+}
+
+TensorView row_slots(const Setting& s) { return s.inputs->ints(s.inputs->distinct(s["n"], kBenchSlots), {s["n"]}); }
+
+KvCache row_cache(const Setting& s, std::span<const std::int64_t> filled) {
+  return s.inputs->kv_cache(kv_format_by_name(s.format), kLatent, kRope, kBenchSlots / kPage, kPage, filled);
+}
+
+// Of the cache's row and of the same in bf16, for all n.
+double row_bytes(const Setting& s, const KvCache& cache) {
+  return as_double(s["n"] * (info(cache.format).row_bytes(kLatent, kRope) + (kLatent + kRope) * size_of(DType::bf16)));
+}
+
+// New tokens' bf16 rows to random slots.
+Job kv_write(const Setting& s) {
+  WriteLatentArgs args;
+  args.latent = s.inputs->normal(DType::bf16, {s["n"], kLatent}, 1.f / 3);
+  args.rope = s.inputs->normal(DType::bf16, {s["n"], kRope}, 1.f / 3);
+  args.slots = row_slots(s);
+  args.cache = row_cache(s, {});
+  Job job;
+  job.bytes = row_bytes(s, args.cache);
+  job.call = [s, there = s.place->put_all(args)](Stream stream) { write_latent(s.backend, there, stream); };
+  job.error = [s, args, want = row_cache(s, {})] {
+    s.place->take_back(args.cache.pages);
+    WriteLatentArgs again = args;
+    again.cache = want;
+    write_latent(Backend::reference(), again);
+    return bits_error(args.cache.pages, want.pages);
+  };
+  note(job, kv::write_latent_kernels(), s.backend, args);
+  return job;
+}
+
+// Rows of random slots as bf16.
+Job kv_gather(const Setting& s) {
+  GatherLatentArgs args;
+  args.slots = row_slots(s);
+  std::vector<std::int64_t> filled;
+  for (std::int64_t i = 0; i < s["n"]; ++i) filled.push_back(base::load_int(args.slots, i));
+  args.cache = row_cache(s, filled);
+  args.out = s.inputs->poisoned(DType::bf16, {s["n"], kLatent + kRope});
+  Job job;
+  job.bytes = row_bytes(s, args.cache);
+  job.call = [s, there = s.place->put_all(args)](Stream stream) { gather_latent(s.backend, there, stream); };
+  job.error = [s, args] {
+    s.place->take_back(args.out);
+    GatherLatentArgs want = args;
+    want.out = s.inputs->poisoned(DType::bf16, {args.out.dim(0), args.out.dim(1)});
+    gather_latent(Backend::reference(), want);
+    return bits_error(args.out, want.out);
+  };
+  note(job, kv::gather_latent_kernels(), s.backend, args);
+  return job;
+}
+
 // ---- the list ----------------------------------------------------------------------------------------
 
 const Family kFamilies[] = {
@@ -403,12 +467,14 @@ const Family kFamilies[] = {
     {"select.prefill", "fp8", {"h", "s", "kv", "k"}, select_prefill},
     {"chain", "fp8", {"h", "b", "ctx", "k"}, chain},
     {"step", "fp8", {"h", "H", "b", "ctx", "k"}, step},
+    {"kv.write", "", {"n"}, kv_write},
+    {"kv.gather", "", {"n"}, kv_gather},
 };
 
 }  // namespace
 
 std::span<const Family> families() { return kFamilies; }
 
-std::int64_t decode_span(std::int64_t requests) { return std::max(kSpan, kLeastSlots / requests); }
+std::int64_t decode_span(std::int64_t requests) { return std::max(kSpan, kBenchSlots / requests); }
 
 }  // namespace sievemla::cli

@@ -56,7 +56,8 @@ struct Setting {
   std::int64_t operator[](std::string_view name) const { return n.find(name)->second; }
 };
 
-constexpr int kBenchRope = 64;  // of the rows that these cases attend to
+constexpr std::int64_t kBenchSlots = 65536;  // cache rows that a case has at least
+constexpr int kBenchRope = 64;               // of the rows that these cases attend to
 // Cache rows that a query of attend.decode draws its slots from.
 std::int64_t decode_span(std::int64_t requests);
 

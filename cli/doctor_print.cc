@@ -135,8 +135,8 @@ std::string machine_text(const Machine& m) {
   text += fmt::format("Python     {}: {}\n", m.python.empty() ? "none on PATH" : m.python,
                       packages.empty() ? "nothing of interest installed" : packages);
   const sievemla::cli::Machine cpu = this_machine();
-  return text + fmt::format("CPU        {}, {} cores, {:.1f} GiB, up to {}\n", cpu.cpu, cpu.cores,
-                            gib(m.host_memory_bytes), cpu.tiers.empty() ? "nothing" : cpu.tiers.back());
+  return text + fmt::format("CPU        {}, {} cores, {:.1f} GiB, tier {}\n", cpu.cpu, cpu.cores,
+                            gib(m.host_memory_bytes), cpu.best_tier);
 }
 
 std::string known_models_text() {

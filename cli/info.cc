@@ -73,7 +73,11 @@ Json to_json() {
   Json json = envelope("info");
   json["compiler"] = kCompiler;
   const Machine machine = this_machine();
-  json["cpu"] = {{"name", machine.cpu}, {"cores", machine.cores}, {"isa", machine.isa}, {"tiers", machine.tiers}};
+  json["cpu"] = {{"name", machine.cpu},
+                 {"cores", machine.cores},
+                 {"isa", machine.isa},
+                 {"tiers", machine.tiers},
+                 {"best_tier", machine.best_tier}};
   const cuda::Machine gpus = cuda::machine();
   Json& found = json["cuda"] = {{"built_with_cuda", gpus.built_with_cuda},
                                 {"runtime", version_text(gpus.runtime_version)},
@@ -167,7 +171,7 @@ void print_tables() {
   const Machine machine = this_machine();
   print("sievemla {} ({}), {}\n", version(), commit(), kCompiler);
   print("cpu        {}, {} cores: {}\n", machine.cpu, machine.cores, fmt::format("{}", fmt::join(machine.isa, " ")));
-  print("tiers      {}\n", fmt::format("{}", fmt::join(machine.tiers, " ")));
+  print("tiers      {}; best: {}\n", fmt::format("{}", fmt::join(machine.tiers, " ")), machine.best_tier);
   for (const BackendState& b : backends()) print("{:<9}  {}\n", b.name, b.state.empty() ? "usable" : b.state);
   print(devices_text());
   print("\n{}\n{}\n{}", kernel_table().text(), format_table().text(), geometry_table().text());

@@ -37,9 +37,7 @@ void poison(const TensorView& contiguous) {
 }
 
 void* Inputs::memory(std::int64_t bytes) {
-  void* const data = memory_.emplace_back(cuda::Memory::shared(device_, bytes)).data();
-  std::memset(data, static_cast<int>(kPoison), static_cast<std::size_t>(bytes));
-  return data;
+  return memory_.emplace_back(static_cast<std::size_t>(bytes), kPoison).data();
 }
 
 TensorView Inputs::poisoned(DType dtype, std::initializer_list<std::int64_t> shape) {

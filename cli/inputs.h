@@ -5,12 +5,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <random>
 #include <span>
 #include <vector>
 
-#include "cuda/memory.h"
 #include "sievemla/kv_format.h"
 #include "sievemla/tensor.h"
 
@@ -23,8 +23,7 @@ void poison(const TensorView& contiguous);
 // Makes tensors and owns their memory. The same seed and the same calls give the same tensors.
 class Inputs {
  public:
-  // `device`: whose kernels will reach them, beside the host.
-  explicit Inputs(std::uint64_t seed, Device device = {}) : random_(seed), device_(device) {}
+  explicit Inputs(std::uint64_t seed) : random_(seed) {}
 
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n)); }
   bool chance(int percent) { return below(100) < percent; }
@@ -55,8 +54,7 @@ class Inputs {
   std::mt19937_64 random_;
   std::normal_distribution<float> normal_;
   std::vector<std::int64_t> numbers_;  // that distinct() draws from
-  Device device_;
-  std::vector<cuda::Memory> memory_;
+  std::deque<std::vector<std::byte>> memory_;
 };
 
 // The slots of positions 0 .. lengths[r] - 1 of every request.

@@ -149,9 +149,9 @@ std::int64_t host_memory_bytes() {
 }
 
 Machine this_machine() {
-  Machine machine{cpu_name(), usable_cores(), features(), {}};
+  Machine machine{cpu_name(), usable_cores(), features(), {}, cpu::info(cpu::machine_tiers().best).name};
   for (const cpu::IsaInfo& row : cpu::kIsas)
-    if (row.isa <= cpu::machine_isa()) machine.tiers.emplace_back(row.name);
+    if (row.isa <= cpu::machine_tiers().highest) machine.tiers.emplace_back(row.name);
   return machine;
 }
 

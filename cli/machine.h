@@ -17,6 +17,7 @@ struct Machine {
   int cores;                       // logical processors this process may use
   std::vector<std::string> isa;    // instruction sets that matter here and that processor and system both enable
   std::vector<std::string> tiers;  // of kernels that run here, as SIEVEMLA_CPU_ISA names them, lowest first
+  std::string best_tier;           // the one that is used where SIEVEMLA_CPU_ISA names none
 };
 
 Machine this_machine();

@@ -7,8 +7,6 @@
 #include <cmath>
 #include <utility>
 
-#include "cli/inputs.h"
-
 namespace sievemla::cli {
 
 Timing median_us(const std::function<void()>& call, const Effort& effort) {
@@ -40,11 +38,6 @@ double tolerance(const Backend& backend) {
     case BackendKind::cuda: return 1e-2;       // bf16 operands: 2^-8 each
   }
   return 0;
-}
-
-Scratch::Scratch(const Backend& backend, std::int64_t bytes) : memory_(cuda::Memory::on(backend.device(), bytes)) {
-  cuda::copy(backend.device(), memory_.data(), std::vector(static_cast<std::size_t>(bytes), kPoison).data(), bytes);
-  workspace_init(backend, workspace());
 }
 
 }  // namespace sievemla::cli

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/measure.h -- how commands time a call, how far a backend may be off, and the scratch memory it gets.
+// cli/measure.h -- how commands time a call, and how far a backend may be off.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <vector>
 
-#include "cuda/memory.h"
 #include "sievemla/backend.h"
 
 namespace sievemla::cli {
@@ -35,15 +33,5 @@ template <class Kernel>
 double tolerance(const Backend& backend, const Kernel& kernel) {
   return std::max(tolerance(backend), kernel.error);
 }
-
-// A workspace of its own, full of poison, then initialised.
-class Scratch {
- public:
-  Scratch(const Backend& backend, std::int64_t bytes);
-  Workspace workspace() const { return {memory_.data(), memory_.bytes()}; }
-
- private:
-  cuda::Memory memory_;
-};
 
 }  // namespace sievemla::cli

@@ -74,9 +74,9 @@ CLI::Option* add_backend(CLI::App& command, std::string& backend, const std::str
 
 std::vector<Backend> backends_named(const std::string& name, CpuOptions options) {
   if (name != "all") return {Backend::by_name(name, options)};
-  std::vector<Backend> backends = {Backend::reference(), Backend::cpu(options)};
-  if (cuda::any_device()) backends.push_back(Backend::cuda());
-  return backends;
+  std::vector<Backend> all = {Backend::reference(), Backend::cpu(options)};
+  if (cuda::any_device()) all.push_back(Backend::cuda());
+  return all;
 }
 
 }  // namespace sievemla::cli

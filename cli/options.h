@@ -41,7 +41,7 @@ CLI::Option* add_choice(CLI::App& command, const std::string& names, std::string
 CLI::Option* add_threads(CLI::App& command, std::int64_t& threads);
 CpuOptions cpu_options(std::int64_t threads);
 
-// --backend, and the backends it stands for: "all" = reference, cpu, and cuda where there is one.
+// --backend, and the backends it stands for: "all" = reference, cpu, and cuda where there is a device.
 CLI::Option* add_backend(CLI::App& command, std::string& backend, const std::string& help);
 std::vector<Backend> backends_named(const std::string& name, CpuOptions options);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "cli/cuda/gpu.h"
 #include "cli/inputs.h"
@@ -21,8 +22,18 @@ std::int64_t span_bytes(const TensorView& view) {
 
 }  // namespace
 
+void Place::Free::operator()(void* memory) const {
+  if (on_device) gpu::release(memory);
+  else ::operator delete(memory, std::align_val_t{kWorkspaceAlign});
+}
+
+Place::~Place() = default;
+
 void* Place::allocate(std::int64_t bytes) {
-  void* const memory = memory_.emplace_back(cuda::Memory::on(backend_.device(), bytes)).data();
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  void* memory =
+      copied_ ? gpu::allocate(backend_.device(), bytes) : ::operator new(size, std::align_val_t{kWorkspaceAlign});
+  memory_.emplace_back(memory, Free{copied_});
   if (copied_) gpu::fill(memory, kPoison, bytes);
   else std::memset(memory, static_cast<int>(kPoison), static_cast<std::size_t>(bytes));
   return memory;
@@ -34,7 +45,7 @@ TensorView Place::put(const TensorView& view) {
   auto found = copies_.find(view.data);
   if (found == copies_.end() || found->second.bytes < bytes) {
     void* there = allocate(bytes);
-    cuda::copy(backend_.device(), there, view.data, bytes);
+    gpu::copy(there, view.data, bytes);
     found = copies_.insert_or_assign(view.data, Copy{there, bytes}).first;
   }
   TensorView placed = view;
@@ -45,8 +56,8 @@ TensorView Place::put(const TensorView& view) {
 
 void Place::take_back(const TensorView& view) {
   if (!copied_ || !view) return;
-  gpu::wait(backend_.device(), "a copy back");
-  cuda::copy(backend_.device(), view.data, copies_.at(view.data).there, span_bytes(view));
+  gpu::wait(backend_.device());
+  gpu::copy(view.data, copies_.at(view.data).there, span_bytes(view));
 }
 
 TensorView Place::poisoned(DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -59,23 +70,31 @@ TensorView Place::poisoned(DType dtype, std::initializer_list<std::int64_t> shap
 void Place::repeat(const TensorView& contiguous, const TensorView& there) {
   auto* first = static_cast<std::byte*>(there.data);
   const std::int64_t bytes = span_bytes(there);
+  const auto copy = [&](std::byte* to, const void* from, std::int64_t n) {
+    if (copied_) gpu::copy(to, from, n);
+    else std::memcpy(to, from, static_cast<std::size_t>(n));
+  };
   std::int64_t done = std::min(span_bytes(contiguous), bytes);
-  cuda::copy(backend_.device(), first, contiguous.data, done);
+  copy(first, contiguous.data, done);
   for (std::int64_t more = 0; done < bytes; done += more)
-    cuda::copy(backend_.device(), first + done, first, more = std::min(done, bytes - done));
+    copy(first + done, first, more = std::min(done, bytes - done));
 }
 
 TensorView Place::here(const TensorView& contiguous) {
   if (!copied_) return contiguous;
-  gpu::wait(backend_.device(), "a copy back");
+  gpu::wait(backend_.device());
   here_.resize(static_cast<std::size_t>(span_bytes(contiguous)));
-  cuda::copy(backend_.device(), here_.data(), contiguous.data, span_bytes(contiguous));
+  gpu::copy(here_.data(), contiguous.data, span_bytes(contiguous));
   TensorView view = contiguous;
   view.data = here_.data();
   view.device = {};
   return view;
 }
 
-Workspace Place::workspace(std::int64_t bytes) { return scratch_.emplace_back(backend_, bytes).workspace(); }
+Workspace Place::workspace(std::int64_t bytes) {
+  const Workspace workspace{allocate(bytes), bytes};
+  workspace_init(backend_, workspace);
+  return workspace;
+}
 
 }  // namespace sievemla::cli

@@ -4,11 +4,10 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "api/tensors.h"
-#include "cli/measure.h"
-#include "cuda/memory.h"
 #include "sievemla/backend.h"
 
 namespace sievemla::cli {
@@ -17,6 +16,7 @@ class Place {
  public:
   explicit Place(const Backend& backend) : backend_(backend), copied_(backend.kind() == BackendKind::cuda) {}
   Place(const Place&) = delete;
+  ~Place();
 
   // The view there, of all bytes that it spans. A view that begins where an earlier one did leads to the same copy.
   TensorView put(const TensorView& view);
@@ -35,20 +35,23 @@ class Place {
   // Contiguous, on the host, until the next call. Waits for the device.
   TensorView here(const TensorView& contiguous);
 
-  // Of its own (Scratch).
+  // Of its own, aligned, poisoned and initialised.
   Workspace workspace(std::int64_t bytes);
 
  private:
   void* allocate(std::int64_t bytes);
 
+  struct Free {
+    bool on_device;
+    void operator()(void* memory) const;
+  };
   struct Copy {
     void* there;
     std::int64_t bytes;
   };
   Backend backend_;
   bool copied_;
-  std::vector<cuda::Memory> memory_;
-  std::vector<Scratch> scratch_;
+  std::vector<std::unique_ptr<void, Free>> memory_;
   std::map<const void*, Copy> copies_;
   std::vector<std::byte> here_;
 };

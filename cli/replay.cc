@@ -4,9 +4,11 @@
 #include "attention/registry.h"
 #include "base/compare.h"
 #include "base/view.h"
+#include "cli/cuda/gpu.h"
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/place.h"
 #include "model/trace.h"
 #include "sievemla/attention.h"
 #include "sievemla/error.h"
@@ -50,24 +52,25 @@ double rows_that_differ(std::span<const std::int32_t> got, std::span<const std::
   return static_cast<double>(differing) / static_cast<double>(rows);
 }
 
-// A call's time is that of waiting for it, too.
 Row timed_row(const Backend& backend, const char* stage, std::string cache, double flops, double bytes,
-              const std::function<void()>& call) {
-  const auto whole = [&] {
-    call();
-    cuda::wait(backend.device());
-  };
-  const double us = median_us(whole, kReplayEffort).us;
+              const std::function<void(Stream)>& call) {
+  const double us = backend.kind() == BackendKind::cuda ? gpu::time(backend.device(), call, gpu::L2::cold).us
+                                                        : median_us([&] { call({}); }, kReplayEffort).us;
   return {backend.name(),    stage, std::move(cache), {}, tolerance(backend), us, flops / us * 1e-3,
           bytes / us * 1e-3, ""};
 }
 
 // ---- sparse_mla_trace -------------------------------------------------------------------------------
 
-// As a GPU takes it: rounded to bf16, into `room`.
-TensorView rounded(const TensorView& q, std::vector<bf16>& room) {
-  for (const float x : floats(q)) room.push_back(base::to_bf16(x));
-  return tensor(room.data(), {q.dim(0), q.dim(1), q.dim(2)});
+// Queries for the backend: traces hold bf16 ones as f32, which CUDA does not take.
+TensorView queries_for(const Backend& backend, const TensorView& q, std::vector<bf16>& memory) {
+  if (backend.kind() != BackendKind::cuda || q.dtype != DType::f32) return q;
+  for (const float x : floats(q)) memory.push_back(base::to_bf16(x));
+  for (std::size_t i = 0; i < memory.size(); ++i)
+    if (base::to_f32(memory[i]) != floats(q)[i]) return q;
+  TensorView exact = q;
+  exact.data = memory.data(), exact.dtype = DType::bf16;
+  return exact;
 }
 
 Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
@@ -75,30 +78,28 @@ Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
   const std::int64_t tokens = trace.q.dim(0), heads = trace.q.dim(1), latent = trace.latent;
   std::vector<float> out(static_cast<std::size_t>(tokens * heads * latent));
   std::vector<float> lse(static_cast<std::size_t>(tokens * heads));
-  std::vector<bf16> room;
-  const bool round = backend.kind() == BackendKind::cuda && trace.q.dtype == DType::f32;
-  const TensorView out_view = tensor(out.data(), {tokens, heads, latent}),
-                   lse_view = tensor(lse.data(), {tokens, heads});
-  cuda::Copies there(backend.device());
   AttentionArgs args;
-  args.q = there.put(round ? rounded(trace.q, room) : trace.q);
+  std::vector<bf16> q;
+  args.q = queries_for(backend, trace.q, q);
   args.kv = cache.kv;
-  args.kv.pages = there.put(cache.kv.pages);
-  args.rows = Slots{there.put(trace.indices), there.put(trace.topk_length)};
+  args.rows = Slots{trace.indices, trace.topk_length};
   args.scale = trace.scale;
-  args.sink = there.put(trace.sink);
-  args.out = there.put(out_view);
-  args.lse = there.put(lse_view);
-  const Scratch scratch(
-      backend, attention_workspace_bytes(backend, {tokens, heads, trace.indices.dim(1), trace.latent, trace.rope}));
+  args.sink = trace.sink;
+  args.out = tensor(out.data(), {tokens, heads, latent});
+  args.lse = tensor(lse.data(), {tokens, heads});
+  Place place(backend);
+  const AttentionArgs there = place.put_all(args);
+  const Workspace workspace = place.workspace(
+      attention_workspace_bytes(backend, {tokens, heads, trace.indices.dim(1), trace.latent, trace.rope}));
 
   const double pairs = static_cast<double>(trace.selected(cache));
   const double row_bytes = static_cast<double>(info(cache.kv.format).row_bytes(trace.latent, trace.rope));
   Row row = timed_row(backend, "attention", cache.name,
                       2.0 * static_cast<double>(heads) * pairs * static_cast<double>(2 * latent + trace.rope),
-                      pairs * row_bytes, [&] { attention(backend, args, scratch.workspace()); });
-  there.take_back(out_view), there.take_back(lse_view);
-  row.bound = tolerance(backend, base::pick(stage::attention::attention_kernels(), backend, args, "replay"));
+                      pairs * row_bytes, [&](Stream stream) { attention(backend, there, workspace, stream); });
+  row.bound = tolerance(backend, base::pick(stage::attention::attention_kernels(), backend, there, "replay"));
+  place.take_back(args.out);
+  place.take_back(args.lse);
   for (const auto& [got, want] : {std::pair(&out, cache.out), std::pair(&lse, cache.lse)})
     if (want) row.error = std::max(row.error.value_or(0), base::relative_error(*got, floats(want)));
   return row;
@@ -106,29 +107,26 @@ Row replay_cache(const Backend& backend, const model::SparseMlaTrace& trace,
 
 // ---- indexer_trace ----------------------------------------------------------------------------------
 
-// Leaves its scores in `logits`.
 Row replay_scores(const Backend& backend, const model::IndexerTrace& trace, std::vector<float>& logits) {
   const std::int64_t rows = trace.q.dim(0), heads = trace.q.dim(1);
-  std::vector<float> scores(static_cast<std::size_t>(rows * trace.width));
-  const TensorView logits_view = tensor(scores.data(), {rows, trace.width});
-  cuda::Copies there(backend.device());
+  logits.resize(static_cast<std::size_t>(rows * trace.width));
   IndexScoreArgs args;
-  args.q = there.put(trace.q);
-  args.weights = there.put(trace.weights);
-  args.paged = {
-      {trace.keys.format, there.put(trace.keys.pages)}, there.put(trace.block_table), there.put(trace.row_request)};
-  args.lengths = there.put(trace.row_lens);
-  args.logits = there.put(logits_view);
-  const Scratch scratch(backend, index_scores_workspace_bytes(backend, {rows, heads, trace.width}));
+  args.q = trace.q;
+  args.weights = trace.weights;
+  args.paged = {trace.keys, trace.block_table, trace.row_request};
+  args.lengths = trace.row_lens;
+  args.logits = tensor(logits.data(), {rows, trace.width});
+  Place place(backend);
+  const IndexScoreArgs there = place.put_all(args);
+  const Workspace workspace = place.workspace(index_scores_workspace_bytes(backend, {rows, heads, trace.width}));
 
   const double pairs = static_cast<double>(trace.visible());
   const double key_bytes = static_cast<double>(trace.keys.pages.dim(2) * size_of(trace.keys.pages.dtype));
   Row row = timed_row(backend, "indexer", std::string(name_of(trace.keys.format)),
                       2.0 * kIndexDim * static_cast<double>(heads) * pairs, pairs * key_bytes,
-                      [&] { index_scores(backend, args, scratch.workspace()); });
-  there.take_back(logits_view);
-  if (trace.logits) row.error = base::relative_error(scores, floats(trace.logits));
-  logits = std::move(scores);
+                      [&](Stream stream) { index_scores(backend, there, workspace, stream); });
+  place.take_back(args.logits);
+  if (trace.logits) row.error = base::relative_error(logits, floats(trace.logits));
   return row;
 }
 
@@ -136,22 +134,22 @@ Row replay_scores(const Backend& backend, const model::IndexerTrace& trace, std:
 Row replay_topk(const Backend& backend, const model::IndexerTrace& trace, const std::vector<float>& logits) {
   const std::int64_t rows = trace.q.dim(0);
   std::vector<std::int32_t> positions(static_cast<std::size_t>(rows * trace.k)), slots(positions.size());
-  const TensorView positions_view = tensor(positions.data(), {rows, trace.k});
-  const TensorView slots_view = tensor(slots.data(), {rows, trace.k});
-  cuda::Copies there(backend.device());
   TopkArgs args;
-  args.scores = there.put(trace.logits ? trace.logits : tensor(logits.data(), {rows, trace.width}));
-  args.lengths = there.put(trace.row_lens);
-  args.positions = there.put(positions_view);
-  args.slots = there.put(slots_view);
-  args.map.block_table = there.put(trace.block_table);
-  args.map.row_request = there.put(trace.row_request);
+  args.scores = trace.logits ? trace.logits : tensor(logits.data(), {rows, trace.width});
+  args.lengths = trace.row_lens;
+  args.positions = tensor(positions.data(), {rows, trace.k});
+  args.slots = tensor(slots.data(), {rows, trace.k});
+  args.map.block_table = trace.block_table;
+  args.map.row_request = trace.row_request;
   args.map.page_size = trace.keys.page_size();
-  const Scratch scratch(backend, topk_workspace_bytes(backend, {rows, trace.width, trace.k}));
+  Place place(backend);
+  const TopkArgs there = place.put_all(args);
+  const Workspace workspace = place.workspace(topk_workspace_bytes(backend, {rows, trace.width, trace.k}));
 
   Row row = timed_row(backend, "topk", "f32", 0, 4.0 * static_cast<double>(trace.visible()),
-                      [&] { topk(backend, args, scratch.workspace()); });
-  there.take_back(positions_view), there.take_back(slots_view);
+                      [&](Stream stream) { topk(backend, there, workspace, stream); });
+  place.take_back(args.positions);
+  place.take_back(args.slots);
   row.bound = 0;
   for (const auto& [got, want] : {std::pair(&positions, trace.topk), std::pair(&slots, trace.topk_slots)})
     if (want) row.error = std::max(row.error.value_or(0), rows_that_differ(*got, ints(want), rows));
@@ -160,30 +158,30 @@ Row replay_topk(const Backend& backend, const model::IndexerTrace& trace, const 
 
 // ---- the command ------------------------------------------------------------------------------------
 
-using Add = std::function<void(const std::function<Row()>&)>;  // a row to be made
-
-void replay_on(const Backend& backend, const model::SparseMlaTrace& trace, const Add& add) {
-  for (const auto& cache : trace.caches) add([&] { return replay_cache(backend, trace, cache); });
+using Replay = std::function<Row()>;
+std::vector<Replay> parts(const Backend& backend, const model::SparseMlaTrace& trace) {
+  std::vector<Replay> all;
+  for (const auto& cache : trace.caches) all.push_back([&] { return replay_cache(backend, trace, cache); });
+  return all;
 }
-void replay_on(const Backend& backend, const model::IndexerTrace& trace, const Add& add) {
-  std::vector<float> logits;
-  add([&] { return replay_scores(backend, trace, logits); });
-  if (trace.logits || !logits.empty()) add([&] { return replay_topk(backend, trace, logits); });
+std::vector<Replay> parts(const Backend& backend, const model::IndexerTrace& trace) {
+  const auto logits = std::make_shared<std::vector<float>>();
+  return {[&, logits] { return replay_scores(backend, trace, *logits); },
+          [&, logits] { return replay_topk(backend, trace, *logits); }};
 }
 
 std::vector<Row> replay(const model::Trace& trace, const Options& options) {
   std::vector<Row> rows;
   for (const Backend& backend : backends_named(options.backend, cpu_options(options.threads))) {
     backend.prepare();
-    const Add add = [&](const std::function<Row()>& make) {
+    for (const Replay& part : std::visit([&](const auto& call) { return parts(backend, call); }, trace.call)) {
       try {
-        rows.push_back(make());
+        rows.push_back(part());
       } catch (const Unsupported& why) {
         if (options.backend != "all") throw;  // asked for by name
         rows.push_back({backend.name(), "", "", {}, 0, 0, 0, 0, why.what()});
       }
-    };
-    std::visit([&](const auto& call) { replay_on(backend, call, add); }, trace.call);
+    }
   }
   return rows;
 }
@@ -256,15 +254,13 @@ Action add_replay(CLI::App& app) {
   command->add_option("TRACE", options->trace, "A safetensors file: a sparse_mla_trace or an indexer_trace")
       ->required()
       ->type_name("");
-  add_backend(*command, options->backend, "reference, cpu, cuda, cuda:N, or all");
+  add_backend(*command, options->backend, "reference, cpu, cuda, or all that run here");
   add_threads(*command, options->threads);
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(
       "error = max |a - b| / max |b| over outputs and lse, for topk the share of rows that differ; infinities must\n"
       "stand at equal places. Bounds: 1e-6 for the reference, 1e-4 for CPU kernels in f32, 2e-3 for those in bf16,\n"
-      "1e-2 for CUDA ones, 0 for topk. A trace without outputs is timed only. A GPU takes an f32 q of attention "
-      "rounded "
-      "to bf16.");
+      "0 for topk. A trace without outputs is timed only.");
   return [options] { return run(*options); };
 }
 

@@ -18,11 +18,11 @@
 #include "base/compare.h"
 #include "base/view.h"
 #include "cli/call_trace.h"
-#include "cli/cuda/gpu.h"
 #include "cli/inputs.h"
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/place.h"
 #include "kv/index_page.h"
 
 namespace sievemla::cli {
@@ -80,19 +80,21 @@ double error(const Snapshot& got, const Snapshot& want, Output::Kind kind) {
   return got.bytes == want.bytes ? 0 : std::numeric_limits<double>::infinity();
 }
 
-// Runs a kernel `times` times. False if the outputs differ from run to run.
+// Runs a kernel `times` times and leaves the outputs of the last run on the host. False if they differ from run to run.
 template <class Kernel, class Args, class Bounds>
-bool run(const Kernel& kernel, const Backend& backend, const Case<Args, Bounds>& c, int times,
-         const std::string& where) {
-  const Scratch scratch(backend, kernel.workspace_bytes ? kernel.workspace_bytes(backend, c.bounds) : 0);
+bool run(const Kernel& kernel, const Backend& backend, const Case<Args, Bounds>& c, int times) {
+  Place place(backend);
+  const Workspace workspace = place.workspace(kernel.workspace_bytes ? kernel.workspace_bytes(backend, c.bounds) : 0);
   bool same = true;
   std::vector<std::vector<std::byte>> before;
   for (int i = 0; i < times; ++i) {
     for (const Output& output : c.outputs) poison(output.view);
-    kernel.run(c.args, {backend, scratch.workspace(), {}});
-    gpu::wait(backend.device(), where);
+    kernel.run(place.put_all(c.args), {backend, workspace, {}});
     std::vector<std::vector<std::byte>> now;
-    for (const Output& output : c.outputs) now.push_back(bytes_of(output.view));
+    for (const Output& output : c.outputs) {
+      place.take_back(output.view);
+      now.push_back(bytes_of(output.view));
+    }
     same &= i == 0 || now == before;
     before = std::move(now);
   }
@@ -468,6 +470,16 @@ void keep(Verdict& verdict, const Case<Args, Bounds>& c, const std::vector<Snaps
   if (write_trace(path, c, want)) verdict.traces.push_back(path.string());
 }
 
+// f(), whose DeviceError then says where.
+template <class F>
+auto guarded(const std::string& where, F&& f) {
+  try {
+    return f();
+  } catch (const DeviceError& why) {
+    throw DeviceError(error_message("a kernel must run", where, why.what()));
+  }
+}
+
 // Runs the cases of one function; `draw`, one for each kind of arguments, makes a case from its inputs.
 template <class Args, class Bounds>
 std::vector<Verdict> verify_function(std::string_view stage, std::span<const base::Kernel<Args, Bounds>> kernels,
@@ -478,9 +490,6 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
     const base::Kernel<Args, Bounds>& kernel;
     const Backend& backend;
   };
-  Device device;  // whose kernels reach the tensors, beside the host
-  for (const Backend& backend : options.backends)
-    if (backend.kind() == BackendKind::cuda) device = backend.device();
   std::vector<Candidate> candidates;
   std::vector<Verdict> verdicts;
   for (const auto& kernel : kernels)
@@ -493,10 +502,10 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
 
   for (int i = 0; i < options.cases; ++i) {
     const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(i);
-    Inputs inputs(seed, device);
+    Inputs inputs(seed);
     Case<Args, Bounds> c;
     draw(inputs, seed, c);
-    run(*reference, Backend::reference(), c, 1, "the reference");
+    run(*reference, Backend::reference(), c, 1);
     std::vector<Snapshot> want;
     for (const Output& output : c.outputs) want.push_back(snapshot(output));
 
@@ -507,7 +516,7 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
         continue;
       }
       const std::string where = fmt::format("{}, --seed {}: {}", kernel.name, seed, c.text);
-      const bool same = run(kernel, backend, c, 2, where);
+      const bool same = guarded(where, [&] { return run(kernel, backend, c, 2); });
       ++verdicts[n].cases;
       bool good = same;
       if (!same)
@@ -588,14 +597,14 @@ void check_writable(const std::string& directory) {
 int run(const Options& given) {
   VerifyOptions options;
   options.backends = backends_named(given.backend, cpu_options(given.threads));
-  for (const Backend& backend : options.backends) backend.prepare();
   options.seed = static_cast<std::uint64_t>(given.seed);
   options.trace_dir = given.trace_dir;
-  options.cases *= static_cast<int>(given.soak);
   if (!given.trace_dir.empty()) check_writable(given.trace_dir);
+  options.cases *= static_cast<int>(given.soak);
   int functions = 0;
   api::for_each_kernel_list([&](auto&&...) { ++functions; });
   if (given.bisect) functions = 1;
+  for (const Backend& backend : options.backends) backend.prepare();
 
   std::vector<Verdict> verdicts;
   {
@@ -634,7 +643,7 @@ std::vector<Verdict> verify_all(const VerifyOptions& options) {
 Action add_verify(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("verify", "Self-test: every kernel that runs here against the reference");
-  add_backend(*command, options->backend, "Whose kernels: cpu, cuda, cuda:N, or all");
+  add_backend(*command, options->backend, "Whose kernels: cpu, cuda, or all that run here");
   add_integer(*command, "--seed", options->seed, 0, std::numeric_limits<std::int32_t>::max(),
               "Seed of the first case; the next cases count on from it");
   add_integer(*command, "--soak", options->soak, 1, 1000000, "Rounds of cases, each with seeds of its own");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// cli/verify.h -- every kernel of a stage against the stage's reference kernel, over seeded shapes.
+// cli/verify.h -- every kernel that runs here against its stage's reference kernel, over seeded shapes.
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -7,6 +7,7 @@ option(SIEVEMLA_BUILD_PYTHON "Build the module of the Python package (pyproject.
 option(SIEVEMLA_BUILD_FUZZERS "Build the libFuzzer targets (needs clang)" OFF)
 option(SIEVEMLA_INSTALL "Make the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(SIEVEMLA_WERROR "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
+option(SIEVEMLA_FMT_HEADER_ONLY "Take fmt as headers: the program then runs without libfmt, and compiles longer" OFF)
 set(SIEVEMLA_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined or thread")
 
 set(SIEVEMLA_CUDA AUTO CACHE STRING "ON, OFF, or AUTO: where both a toolkit and an NVIDIA GPU are, for that GPU alone")

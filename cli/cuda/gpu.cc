@@ -8,13 +8,11 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "cli/library.h"
-#include "cli/output.h"
 #include "sievemla/error.h"
 
 namespace sievemla::cli::gpu {
@@ -26,7 +24,9 @@ constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
 constexpr int kRuns = 50, kBatch = 25, kProbe = 5, kGraphCalls = 20;
 constexpr double kLong = 200,
                  kWarmSeconds = 0.3;  // microseconds of a call that first gets the clock warm, and for how long
-constexpr double kPatience = 30;      // seconds for a batch
+constexpr double kPatience = 30;      // seconds before a kernel counts as stuck
+
+std::atomic<bool> stuck{false};
 
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -42,7 +42,7 @@ class Owned {
   Owned() = default;
   Owned(const Owned&) = delete;
   ~Owned() {
-    if (value) destroy(value);
+    if (value && !hangs()) destroy(value);
   }
   T value = nullptr;
 };
@@ -70,14 +70,16 @@ class Gate {
   std::atomic<bool> opened_{false};
 };
 
-void wait_for(cudaStream_t stream, const std::string& where) {
+void wait_for(cudaStream_t stream) {
   const auto begin = Clock::now();
   for (;;) {
     const cudaError_t state = cudaStreamQuery(stream);
-    if (state != cudaErrorNotReady) return check(state, where.c_str());
+    if (state != cudaErrorNotReady) return check(state, "the device's work");
     if (std::chrono::duration<double>(Clock::now() - begin).count() > kPatience) {
-      complain(error_message("a kernel must end", where, "none after ", static_cast<int>(kPatience), " s"));
-      std::_Exit(kDevice);
+      stuck = true;
+      throw DeviceError(
+          error_message("the device must end its work", "gpu",
+                        "none after " + std::to_string(static_cast<int>(kPatience)) + " s: a kernel hangs"));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
@@ -119,7 +121,7 @@ void batch(Device device, cudaStream_t stream, const std::function<void()>& befo
     }
   }
   last_clocks = {mhz_of(device, 1), mhz_of(device, 2)};
-  wait_for(stream, "a timed call");
+  wait_for(stream);
   for (std::size_t i = 0; i < runs; ++i) {
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin[i].value, end[i].value), "cudaEventElapsedTime");
@@ -129,18 +131,30 @@ void batch(Device device, cudaStream_t stream, const std::function<void()>& befo
 
 }  // namespace
 
+void* allocate(Device device, std::int64_t bytes) {
+  check(cudaSetDevice(device.index), "cudaSetDevice");
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1))), "cudaMalloc");
+  return memory;
+}
+void release(void* memory) noexcept {
+  if (!hangs()) cudaFree(memory);
+}
+void copy(void* to, const void* from, std::int64_t bytes) {
+  check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "cudaMemcpy");
+}
 void fill(void* memory, std::byte value, std::int64_t bytes) {
   check(cudaMemset(memory, static_cast<int>(value), static_cast<std::size_t>(bytes)), "cudaMemset");
 }
-void wait(Device device, const std::string& where) {
-  if (device.type == DeviceType::cpu) return;
+void wait(Device device) {
   check(cudaSetDevice(device.index), "cudaSetDevice");
-  wait_for(nullptr, where);
+  wait_for(nullptr);
 }
+bool hangs() { return stuck; }
 
 Timing time(Device device, const std::function<void(Stream)>& call, L2 l2) {
   check(cudaSetDevice(device.index), "cudaSetDevice");
-  wait_for(nullptr, "a call before timing");  // what was copied so far is not ordered with the stream below
+  wait_for(nullptr);  // what was copied so far is not ordered with the stream below
   OwnedStream stream;
   check(cudaStreamCreateWithFlags(&stream.value, cudaStreamNonBlocking), "cudaStreamCreate");
   std::function<void()> before = [] {}, once = [&] { call({stream.value}); };
@@ -167,7 +181,7 @@ Timing time(Device device, const std::function<void(Stream)>& call, L2 l2) {
   if (us[kProbe / 2] / calls > kLong)
     for (const auto begin = Clock::now(); std::chrono::duration<double>(Clock::now() - begin).count() < kWarmSeconds;) {
       for (int i = 0; i < 5; ++i) once();
-      wait_for(stream.value, "a timed call");
+      wait_for(stream.value);
     }
   us.clear();
   while (static_cast<int>(us.size()) < kRuns) batch(device, stream.value, before, once, kBatch, us);

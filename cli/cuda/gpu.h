@@ -13,11 +13,14 @@
 
 namespace sievemla::cli::gpu {
 
+void* allocate(Device device, std::int64_t bytes);
+void release(void* memory) noexcept;
+void copy(void* to, const void* from, std::int64_t bytes);  // any direction; over when it returns
 void fill(void* memory, std::byte value, std::int64_t bytes);
-
-// Returns when the device has done all its work; at once on the host. A kernel that does not end within 30 s ends the
-// program, with a complaint that says `where`: nothing on the device would end any more, giving memory back neither.
-void wait(Device device, const std::string& where);
+// Returns when the device has done all its work. DeviceError if that takes longer than 30 s: a kernel hangs.
+void wait(Device device);
+// True once a wait has run out: nothing on that device ends any more, releasing memory neither.
+bool hangs();
 
 // Time on the device, launch latency aside: the host is ahead, and events stand around each call.
 enum class L2 : std::uint8_t {

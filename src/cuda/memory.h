@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/cuda/memory.h -- memory of host programs around the library, which itself allocates nothing: of commands, of the
-// decoder. Plain C++, in every build, with or without CUDA.
+// src/cuda/memory.h -- memory of host programs around the library, which itself allocates nothing: of the decoder, of
+// tests. Plain C++, in every build, with or without CUDA.
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "sievemla/tensor.h"
 
@@ -33,27 +32,6 @@ class Memory {
   std::int64_t bytes_ = 0;
 };
 
-// A call's host tensors as a backend's kernels take them: on a GPU copies in its memory, elsewhere the tensors
-// themselves.
-class Copies {
- public:
-  explicit Copies(Device device) : device_(device) {}
-  // The view, of a copy of all bytes that it spans.
-  TensorView put(TensorView view);
-  // What a copy holds now, into the tensor it was made of.
-  void take_back(const TensorView& view) const;
-
- private:
-  struct Copy {
-    void* host;
-    Memory memory;
-  };
-  Device device_;
-  std::vector<Copy> copies_;
-};
-
-// Between the host's memory and a device's, either way; done when it returns.
-void copy(Device device, void* to, const void* from, std::int64_t bytes);
 // For all that was launched on a device. DeviceError if any of it failed.
 void wait(Device device);
 

@@ -206,7 +206,7 @@ TEST_F(OnCuda, Case15SlotsBeyond32Bits) {
       pages.shape = {place.pages, place.page_size, pages.dim(2)};
       pages.stride = {place.page_size * pages.dim(2), pages.dim(2), 1};
       for (const auto& [slot, row] : {std::pair{place.first_slot, 0}, {place.second_slot, 1}})
-        cuda::copy(cuda.device(), bytes + slot * row_bytes, rows.bytes.data() + row * row_bytes, row_bytes);
+        cuda_copy(bytes + slot * row_bytes, rows.bytes.data() + row * row_bytes, row_bytes);
       const Result want = small.run(cuda, rows);
       const std::int32_t narrow[] = {static_cast<std::int32_t>(place.first_slot),
                                      static_cast<std::int32_t>(place.second_slot)};

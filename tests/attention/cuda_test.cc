@@ -55,7 +55,7 @@ class Resident {
     Random random(seed);
     for (std::int32_t& n : lengths_) n = static_cast<std::int32_t>(random.below(topk_ + 1));
     const TensorView& view = std::get<Slots>(there_.rows).topk_length;
-    cuda::copy(view.device, view.data, lengths_.data(), std::ssize(lengths_) * 4);
+    cuda_copy(view.data, lengths_.data(), std::ssize(lengths_) * 4);
   }
   const std::vector<bf16>& result() {
     device_.take_back(args_.out);

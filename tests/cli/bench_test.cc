@@ -60,6 +60,8 @@ TEST(CliBench, EveryKindIsRightAndCounted) {
       {"cpu.chain.fp8.h4.b2.ctx65.k8.t2", 2. * 4 * 128 * 2 * 65, 132. * 2 * 65},
       {"cpu.step.fp8.h4.H2.b2.ctx65.k8.t1", 2. * 4 * 128 * 2 * 65 + 2 * 2 * 2 * 8 * qk_pv,
        132. * 2 * 65 + 2 * 8 * 656.},
+      {"cpu.kv.write.fp8_ds_mla.n9.t1", 0, 9. * (656 + 1152)},
+      {"cpu.kv.gather.f32.n9.t2", 0, 9. * (2304 + 1152)},
   };
   const TempDir dir;
   const std::string file = (dir / "bench.json").string();
@@ -108,7 +110,7 @@ TEST(CliTiers, RunOrAreRefused) {
   const std::string file = (dir / "bench.json").string();
   for (const cpu::IsaInfo& tier : cpu::kIsas) {
     setenv("SIEVEMLA_CPU_ISA", tier.name, 1);
-    if (tier.isa > cpu::machine_isa()) {
+    if (tier.isa > cpu::machine_tiers().highest) {
       for (const char* command : {"verify", "bench"})
         expect_failure({command}, 2, {tier.needs, "got " + std::string(tier.name)});
       continue;
@@ -126,6 +128,7 @@ TEST(CliTiers, RunOrAreRefused) {
 TEST(CliBench, SizesThatContradictEachOther) {
   expect_failure({"bench", "cpu.attend.prefill.bf16.h2.s3.kv7.topk16.t1"}, 2, {"16 of 7"});
   expect_failure({"bench", "cpu.index.prefill.fp8.h2.s9.kv7.t1"}, 2, {"9 of 7"});
+  expect_failure({"bench", "cpu.kv.write.bf16.n65537.t1"}, 2, {"65537 of 65536"});
   expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t0"}, 2, {".t<n>"});
   expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t9999"}, 2, {"4096"});
   expect_failure({"bench", "cpu.attend.dense.bf16.h200.b1.ctx10.t1"}, 2, {"heads must be 1 to 128"});

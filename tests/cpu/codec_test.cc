@@ -34,8 +34,8 @@ struct Tier {
 std::vector<Tier> tiers() {
   std::vector<Tier> all = {{"portable", cpu::codec::kPortable}};
 #if defined(__x86_64__)
-  if (cpu::machine_isa() >= Isa::avx2) all.push_back({"avx2", cpu::codec::kAvx2});
-  if (cpu::machine_isa() >= Isa::avx512) all.push_back({"avx512", cpu::codec::kAvx512});
+  if (cpu::machine_tiers().highest >= Isa::avx2) all.push_back({"avx2", cpu::codec::kAvx2});
+  if (cpu::machine_tiers().highest >= Isa::avx512) all.push_back({"avx512", cpu::codec::kAvx512});
 #endif
   return all;
 }

@@ -215,7 +215,7 @@ TEST_F(IndexerOnCuda, Case15KeysBeyond32Bits) {
     for (const std::int64_t wrapped : {page & 0x7FFFFFFF, page & 0xFFFFFFFF}) {
       if (wrapped == page) continue;
       std::vector<std::uint8_t> there(kPageBytes, 1);
-      cuda::copy(cuda.device(), there.data(), bytes + wrapped, kPageBytes);
+      cuda_copy(there.data(), bytes + wrapped, kPageBytes);
       EXPECT_EQ(there, std::vector<std::uint8_t>(kPageBytes, 0));
     }
   }

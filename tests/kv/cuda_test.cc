@@ -171,11 +171,11 @@ TEST_F(KvOnCuda, Case15SlotsBeyond32Bits) {
     for (std::int64_t t = 0; t < n; ++t) {
       std::vector<std::byte> there(static_cast<std::size_t>(row_bytes));
       const std::int64_t at = place.written[static_cast<std::size_t>(t)] * row_bytes;
-      cuda::copy(cuda.device(), there.data(), bytes + at, row_bytes);
+      cuda_copy(there.data(), bytes + at, row_bytes);
       EXPECT_EQ(std::memcmp(there.data(), small.row(t), there.size()), 0);
       for (const std::int64_t wrapped : {at & 0x7FFFFFFF, at & 0xFFFFFFFF}) {
         if (wrapped == at) continue;
-        cuda::copy(cuda.device(), there.data(), bytes + wrapped, row_bytes);
+        cuda_copy(there.data(), bytes + wrapped, row_bytes);
         EXPECT_EQ(there, std::vector<std::byte>(there.size(), std::byte{0xA5}));
       }
     }

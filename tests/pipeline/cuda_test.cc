@@ -156,7 +156,7 @@ TEST_F(PipelineOnCuda, GraphReplayedWithNewLengths) {
   for (int i = 0; i < 1000; ++i) {
     Ids now = problem.lengths;
     for (std::int32_t& n : now) n = static_cast<std::int32_t>(random.below(n + 2)) - 1;
-    cuda::copy(lengths.device, lengths.data, now.data(), std::ssize(now) * 4);
+    cuda_copy(lengths.data, now.data(), std::ssize(now) * 4);
     graph.replay(stream.handle), stream.wait();
     const LayerProblem::Result replayed = layer.result();
     sparse_layer(cuda, layer.args, workspace, on), stream.wait();
@@ -244,7 +244,7 @@ class Standing {
 
   std::vector<std::byte> result(const Call& call) const {
     std::vector<std::byte> bytes(static_cast<std::size_t>(call.out.elements() * size_of(call.out.dtype)));
-    cuda::copy(cuda_.device(), bytes.data(), call.out.data, std::ssize(bytes));
+    cuda_copy(bytes.data(), call.out.data, std::ssize(bytes));
     return bytes;
   }
 

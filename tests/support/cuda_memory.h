@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
+#include <vector>
 
 #include "api/tensors.h"
 #include "cuda/memory.h"
@@ -15,15 +16,45 @@ inline void cuda_good(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-class OnDevice : public cuda::Copies {
+// From or to a device; done when it returns. From pageable memory, cudaMemcpy returns before the last bytes land.
+inline void cuda_copy(void* to, const void* from, std::int64_t bytes) {
+  cuda_good(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault));
+  cuda_good(cudaStreamSynchronize(nullptr));
+}
+
+class OnDevice {
  public:
-  using Copies::Copies;
-  using Copies::put;
+  explicit OnDevice(Device device) : device_(device) {}
+
+  // The view, of a copy of all bytes that it spans; a view of the device's as it is.
+  TensorView put(TensorView view) {
+    if (!view || view.device == device_) return view;
+    std::int64_t last = 0;
+    for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
+    const std::int64_t bytes = view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0;
+    const Copy& copy = copies_.emplace_back(Copy{view.data, cuda::Memory::on(device_, bytes)});
+    cuda_copy(copy.memory.data(), view.data, bytes);
+    view.data = copy.memory.data();
+    view.device = device_;
+    return view;
+  }
   template <class Args>
   Args put(Args args) {
     api::each_tensor(args, [&](TensorView& view) { view = put(view); });
     return args;
   }
+  void take_back(const TensorView& view) const {
+    for (const Copy& copy : copies_)
+      if (view && copy.host == view.data) cuda_copy(copy.host, copy.memory.data(), copy.memory.bytes());
+  }
+
+ private:
+  struct Copy {
+    void* host;
+    cuda::Memory memory;
+  };
+  Device device_;
+  std::vector<Copy> copies_;
 };
 
 // A workspace full of 0xA5, then initialised.

@@ -15,7 +15,7 @@ namespace {
 struct ForcedIsa : testing::Environment {
   void SetUp() override {
     try {
-      cpu::choose_isa(std::getenv("SIEVEMLA_CPU_ISA"), cpu::machine_isa());
+      cpu::choose_isa(std::getenv("SIEVEMLA_CPU_ISA"), cpu::machine_tiers());
     } catch (const Unsupported& error) {
       GTEST_SKIP() << "[  SKIPPED ] " << error.what();  // in the words that ctest looks for
     }

@@ -116,7 +116,7 @@ TEST_F(TopkOnCuda, RowsBeyond32Bits) {
   Ids want, got(2 * kK, kUnwritten);
   for (std::int64_t t = 0; t < 2; ++t) {
     const Scores row = random_row(kWidth, random, 0);
-    cuda::copy(cuda.device(), scores + t * kStride, row.data(), kWidth * 4);
+    cuda_copy(scores + t * kStride, row.data(), kWidth * 4);
     const Ids ids = brute_force(row, kK);
     want.insert(want.end(), ids.begin(), ids.end());
   }

@@ -49,4 +49,5 @@ def result_of(output) -> dict:
     }
 
 
-main()
+if __name__ == "__main__":  # vLLM may start further processes of this file
+    main()

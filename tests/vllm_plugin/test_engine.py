@@ -128,6 +128,28 @@ def test_draft_tokens_change_nothing(engines, fresh, drafts):
     same(made["runs"][0], [{**one, "prompt_logprobs": []} for one in fresh[name]["runs"][0]])
 
 
+def test_compiled_and_in_processes_of_their_own(engines, fresh):
+    """torch.compile takes the indexer as one operator; the engine and its worker are other processes than this."""
+    name = "glm5-tiny"
+    made = engines(
+        "compiled", {"model": engines.model(name), "enable_prefix_caching": False, "enforce_eager": False},
+        [{"prompts": prompts(name), "tokens": TOKENS}],
+        VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_USE_BREAKABLE_CUDAGRAPH="0", VLLM_CPU_CI_ENV="1", **EXACT,
+    )
+    assert "CompilationMode.DYNAMO_TRACE_ONCE" in made["log"] and "sievemla 0.1.0" in made["log"]
+    same(made["runs"][0], fresh[name]["runs"][0])
+
+
+def test_two_tensor_parallel_ranks(engines, fresh):
+    name = "glm5-tiny"
+    made = engines(
+        "ranks", {"model": engines.model(name), "enable_prefix_caching": False, "tensor_parallel_size": 2},
+        [{"prompts": prompts(name), "tokens": TOKENS}],
+        VLLM_ENABLE_V1_MULTIPROCESSING="1", OMP_NUM_THREADS="1", **EXACT,
+    )
+    same(made["runs"][0], fresh[name]["runs"][0])
+
+
 def test_the_log_says_what_runs(fresh):
     log = fresh["glm5-tiny"]["log"]
     for said in ("sievemla 0.1.0", "vLLM 0.32.0 (cpu)", "index keys f32", "indexer rope interleaved",

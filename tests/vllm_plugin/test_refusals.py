@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sievemla.vllm
-from sievemla.vllm import settings, shared_layers, versions
+from sievemla.vllm import agreement, contract, settings, shared_layers, versions
 from sievemla.vllm.serves import canonical, refusals
 
 from .conftest import Engines
@@ -74,6 +75,21 @@ def test_a_pipeline_stage_begins_with_a_layer_that_selects(stages):
 def test_no_partition_without_enough_layers_that_select():
     few = SimpleNamespace(num_hidden_layers=4, index_topk_pattern="FSSS")
     assert "use fewer stages" in shared_layers.refusal(few, 2)
+
+
+def test_every_patch_is_listed_with_when_and_why():
+    assert all(sorted(patch) == ["what", "when", "why"] and all(patch.values()) for patch in contract.patches())
+    sources = "".join(path.read_text() for path in Path(sievemla.vllm.__file__).parent.glob("*.py"))
+    assert sources.count("setattr(") == 1 and sources.count("contract.replace(") + sources.count("    replace(") == 2
+    for what in ("CudaPlatform.get_attn_backend_cls", "mla_attention._canonicalize_sparse_mla_kv_cache_dtype"):
+        assert any(patch["what"] == what for patch in contract.patches())
+
+
+def test_ranks_that_differ_are_named():
+    same = {"version": "0.1.0 abc", "kernels": "1"}
+    assert agreement.disagreement([same, dict(same), dict(same)]) is None
+    said = agreement.disagreement([same, dict(same), {**same, "kernels": "2"}])
+    assert "kernels: 1 on 0, 1; 2 on 2" in said
 
 
 def test_a_setting_that_does_not_exist_names_those_that_do(monkeypatch):

@@ -9,6 +9,8 @@
     metadata    what a step needs, once a step         report      what the log says
     attention   the layer's attention and cache write  indexer     scores, top-k, index keys
     workspace   the device memory behind both          contract    every attribute of vLLM that we replace
+    selftest    the kernels against double, once       agreement   ranks run the same
+    shared_layers  pipeline stages and shared selections
 
 vLLM calls register() in every process, also for models that have nothing to do with us, and does not guard the call:
 it never raises, and imports no more than it has to.

@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import MLAAttentionImpl
 
 import sievemla
 
-from . import shared_layers, versions
+from . import agreement, selftest, settings, shared_layers, versions
 from .indexer import adopt
 from .metadata import StepMetadata
 from .report import report
@@ -78,6 +78,17 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         self.scale_rule = versions.contract().latent_scale
         if indexer is not None:
             adopt(indexer, self)
+            shape = selftest.Shape(
+                heads=num_heads,
+                index_heads=indexer.n_head,
+                topk=buffer.shape[1],
+                latent=kv_lora_rank,
+                rope=qk_rope_head_dim,
+                kv_format=self.format(torch.uint8 if kv_cache_dtype == "fp8_ds_mla" else config.model_config.dtype),
+                index_format=settings.index_format(),
+            )
+            agreement.check_once(agreement.facts(shape.kv_format, shape.index_format, self.scale_rule))
+            selftest.run_once(shape, self.workspace.backend, buffer.device)
             report(self, config)
 
     def topk_indices(self) -> torch.Tensor:
@@ -86,11 +97,13 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         assert buffer is not None
         return buffer
 
+    def format(self, storage: torch.dtype) -> Any:
+        """The row type of a cache of this dtype."""
+        packed = "fp8_ds_mla" if self.rope else "fp8_nope"
+        return {torch.float32: "f32", torch.bfloat16: "bf16"}.get(storage, packed)
+
     def cache(self, pages: torch.Tensor) -> sievemla.KvCache:
-        name: Any = {torch.float32: "f32", torch.bfloat16: "bf16"}.get(pages.dtype)
-        if name is None:
-            name = "fp8_ds_mla" if self.rope else "fp8_nope"
-        return sievemla.KvCache(pages, name, self.latent, self.rope)
+        return sievemla.KvCache(pages, self.format(pages.dtype), self.latent, self.rope)
 
     def do_kv_cache_update(
         self,

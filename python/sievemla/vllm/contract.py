@@ -1,36 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
 # mypy: disable-error-code="misc"
-"""Every attribute of vLLM that the plugin replaces goes through this file; replaced() lists those of this process.
-
-patches.json says of all of them what, when and why: `sievemla doctor --engine vllm` prints it. The class of each
-Indexer and of its key cache is replaced on the instance (indexer.py), never in vLLM's modules.
-"""
+"""What is replaced in vLLM: patches.json lists it with when and why, replaced() what this process has replaced."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-_replaced: dict[tuple[int, str], str] = {}
+_replaced: dict[tuple[int, str], str] = {}  # by owner and name: what it is called in patches.json
 
 
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """owner.name = make(what it was), once."""
+def patches() -> list[dict[str, str]]:
+    listed: list[dict[str, str]] = json.loads(Path(__file__).with_name("patches.json").read_text())
+    return listed
+
+
+def replace(owner: Any, name: str, listed: str, make: Callable[[Any], Any]) -> None:
+    """owner.name = make(what it was), once. A class method is handed to `make` as it stands in its class."""
     key = (id(owner), name)
     if key in _replaced:
         return
-    original = owner.__dict__[name] if isinstance(owner, type) and name in vars(owner) else _inherited(owner, name)
+    places = owner.__mro__ if isinstance(owner, type) else [owner]
+    original = next(vars(place)[name] for place in places if name in vars(place))
     setattr(owner, name, make(original))
-    _replaced[key] = f"{getattr(owner, '__qualname__', getattr(owner, '__name__', owner))}.{name}"
-
-
-def _inherited(owner: Any, name: str) -> Any:
-    if isinstance(owner, type):
-        for base in owner.__mro__:
-            if name in vars(base):
-                return vars(base)[name]
-    return getattr(owner, name)
+    _replaced[key] = listed
 
 
 def replaced() -> list[str]:
@@ -52,7 +48,8 @@ def canonical_kv_dtype() -> None:
 
         return canonicalize
 
-    replace(mla_attention, "_canonicalize_sparse_mla_kv_cache_dtype", make)
+    name = "_canonicalize_sparse_mla_kv_cache_dtype"
+    replace(mla_attention, name, f"mla_attention.{name}", make)
 
 
 def split_at(operator: str) -> None:

@@ -65,7 +65,7 @@ def _reclass(instance: Any, first: type) -> None:
 
 
 def adopt(indexer: Any, impl: SieveMlaImpl) -> None:
-    if isinstance(indexer, AdoptedIndexer):
+    if isinstance(indexer, AdoptedIndexer) or settings.indexer() == "vllm":
         return
     name = settings.index_format()
     if name != "fp8" and impl.workspace.backend.name.startswith("cuda"):

@@ -24,12 +24,13 @@ def report(impl: SieveMlaImpl, config: Any) -> None:
     _reported = True
     model = config.model_config.hf_text_config
     interleaved = getattr(model, "indexer_rope_interleave", None)
+    index_keys = settings.index_format() if settings.indexer() == "sievemla" else "left to vLLM"
     said = "not in the model's config" if interleaved is None else "indexer_rope_interleave in the model's config"
     logger.info(
         "sievemla %s (%s) on vLLM %s (%s), backend %s: KV cache dtype %s, index keys %s, indexer rope %s (%s), "
         "workspace %.1f MiB",
         sievemla.version(), sievemla.commit()[:9], *versions.installed(), impl.workspace.backend.name,
-        impl.kv_cache_dtype, settings.index_format(), "interleaved" if interleaved else "half split", said,
+        impl.kv_cache_dtype, index_keys, "interleaved" if interleaved else "half split", said,
         impl.workspace.bytes() / 2**20,
     )
     here = impl.workspace.backend.name.partition(":")[0]

@@ -60,4 +60,4 @@ def install() -> None:
         bound: Any = classmethod
         return bound(get_attn_backend_cls)
 
-    contract.replace(platform, "get_attn_backend_cls", replacement)
+    contract.replace(platform, "get_attn_backend_cls", "CudaPlatform.get_attn_backend_cls", replacement)

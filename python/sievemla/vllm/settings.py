@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 
 MODES = ("auto", "force", "off")
+INDEXERS = ("sievemla", "vllm")
+SELFTESTS = ("once", "skip")
 INDEX_FORMATS = ("fp8", "bf16", "f32")
 
 
@@ -21,6 +23,16 @@ def mode() -> str:
     """SIEVEMLA_VLLM: auto serves sparse MLA where vLLM has no backend for it, and where CUSTOM is asked for. force
     takes precedence over vLLM's own backends and over the version table. off leaves vLLM as it is."""
     return _one_of("SIEVEMLA_VLLM", MODES)
+
+
+def indexer() -> str:
+    """SIEVEMLA_VLLM_INDEXER: vllm keeps vLLM's own indexer beside our attention, on devices that it has kernels for."""
+    return _one_of("SIEVEMLA_VLLM_INDEXER", INDEXERS)
+
+
+def selftest() -> str:
+    """SIEVEMLA_SELFTEST: skip serves without the test of the kernels before the first model on a GPU."""
+    return _one_of("SIEVEMLA_SELFTEST", SELFTESTS)
 
 
 def index_format() -> str:

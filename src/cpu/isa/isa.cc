@@ -20,6 +20,36 @@
 namespace sievemla::cpu {
 namespace {
 
+constexpr bool all(std::uint64_t word, std::uint64_t bits) { return (word & bits) == bits; }
+constexpr std::uint64_t bit(int i) { return std::uint64_t{1} << i; }
+
+// Processors on which a tier is slower than the one below it, in every kernel that has both. Model numbers tell less
+// than features: virtual machines make them up.
+struct SlowTier {
+  Isa tier, instead;
+  std::string_view vendor;
+  std::uint64_t seven_d;  // features of the processors meant
+};
+constexpr SlowTier kSlowTiers[] = {
+    // Intel with AVX512-FP16, so Sapphire Rapids and later (Cooper Lake lacks it): dpbf16 at half the rate of fma.
+    // Where AMX may be used, this tier is not the highest. Measured: docs/kernels/attention-cpu.md, indexer-cpu.md.
+    {Isa::avx512bf16, Isa::avx512, "GenuineIntel", bit(23)},
+};
+
+Isa highest_of(const CpuFacts& f) {
+  constexpr auto kFma = bit(12), kOsxsave = bit(27), kAvx = bit(28), kF16c = bit(29);
+  constexpr auto kAvx2 = bit(5), kAvx512f = bit(16), kAvx512dq = bit(17), kAvx512bw = bit(30), kAvx512vl = bit(31);
+  constexpr auto kAvx512bf16 = bit(5), kAmxBf16 = bit(22), kAmxTile = bit(24);
+  constexpr auto kYmm = bit(1) | bit(2), kZmm = bit(5) | bit(6) | bit(7), kTiles = bit(17) | bit(18);
+
+  if (!all(f.one_c, kFma | kOsxsave | kAvx | kF16c)) return Isa::portable;
+  if (!all(f.saved, kYmm) || !all(f.seven_b, kAvx2)) return Isa::portable;
+  if (!all(f.saved, kZmm) || !all(f.seven_b, kAvx512f | kAvx512dq | kAvx512bw | kAvx512vl)) return Isa::avx2;
+  if (!all(f.seven1_a, kAvx512bf16)) return Isa::avx512;
+  if (!all(f.saved, kTiles) || !all(f.seven_d, kAmxBf16 | kAmxTile) || !f.permit_tiles()) return Isa::avx512bf16;
+  return Isa::amx;
+}
+
 #if defined(__x86_64__)
 
 struct Registers {
@@ -31,10 +61,7 @@ Registers cpuid(unsigned leaf, unsigned subleaf) {
   return r;
 }
 
-constexpr bool all(std::uint64_t word, std::uint64_t bits) { return (word & bits) == bits; }
-constexpr std::uint64_t bit(int i) { return std::uint64_t{1} << i; }
-
-// The register state that the operating system saves; to be asked only where it has enabled xgetbv.
+// The register state that the operating system saves.
 std::uint64_t saved_state() {
   std::uint32_t low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -51,25 +78,22 @@ bool tiles_permitted() {
 #endif
 }
 
-Isa detect() {
-  const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven1 = cpuid(7, 1);
-  constexpr auto kFma = bit(12), kOsxsave = bit(27), kAvx = bit(28), kF16c = bit(29);
-  constexpr auto kAvx2 = bit(5), kAvx512f = bit(16), kAvx512dq = bit(17), kAvx512bw = bit(30), kAvx512vl = bit(31);
-  constexpr auto kAvx512bf16 = bit(5), kAmxBf16 = bit(22), kAmxTile = bit(24);
-  constexpr auto kYmm = bit(1) | bit(2), kZmm = bit(5) | bit(6) | bit(7), kTiles = bit(17) | bit(18);
-
-  if (!all(one.c, kFma | kOsxsave | kAvx | kF16c)) return Isa::portable;
-  const std::uint64_t saved = saved_state();
-  if (!all(saved, kYmm) || !all(seven.b, kAvx2)) return Isa::portable;
-  if (!all(saved, kZmm) || !all(seven.b, kAvx512f | kAvx512dq | kAvx512bw | kAvx512vl)) return Isa::avx2;
-  if (!all(seven1.a, kAvx512bf16)) return Isa::avx512;
-  if (!all(saved, kTiles) || !all(seven.d, kAmxBf16 | kAmxTile) || !tiles_permitted()) return Isa::avx512bf16;
-  return Isa::amx;
+Tiers detect() {
+  const Registers zero = cpuid(0, 0), one = cpuid(1, 0), seven = cpuid(7, 0), seven1 = cpuid(7, 1);
+  const unsigned vendor[] = {zero.b, zero.d, zero.c};  // four letters each
+  const bool osxsave = all(one.c, bit(27));
+  return tiers_of({.vendor = {reinterpret_cast<const char*>(vendor), sizeof vendor},
+                   .one_c = one.c,
+                   .seven_b = seven.b,
+                   .seven_d = seven.d,
+                   .seven1_a = seven1.a,
+                   .saved = osxsave ? saved_state() : 0,
+                   .permit_tiles = tiles_permitted});
 }
 
 #else
 
-Isa detect() { return Isa::portable; }
+Tiers detect() { return tiers_of({}); }
 
 #endif
 
@@ -82,27 +106,35 @@ std::string names(Isa highest) {
 
 }  // namespace
 
-Isa machine_isa() {
-  static const Isa highest = detect();
-  return highest;
+Tiers tiers_of(const CpuFacts& facts) {
+  const Isa highest = highest_of(facts);
+  for (const SlowTier& row : kSlowTiers)
+    if (row.tier == highest && row.vendor == facts.vendor && all(facts.seven_d, row.seven_d))
+      return {highest, row.instead};
+  return {highest, highest};
 }
 
-Isa choose_isa(const char* name, Isa machine) {
+const Tiers& machine_tiers() {
+  static const Tiers tiers = detect();
+  return tiers;
+}
+
+Isa choose_isa(const char* name, const Tiers& machine) {
   constexpr const char* kWhere = "backend cpu: SIEVEMLA_CPU_ISA";
-  if (!name || !*name) return machine;
+  if (!name || !*name) return machine.best;
   for (const IsaInfo& row : kIsas) {
     if (row.name != std::string_view(name)) continue;
-    if (row.isa > machine)
+    if (row.isa > machine.highest)
       throw Unsupported(
           error_message("this machine must run the tier it is forced to: " + std::string(name) + " takes " + row.needs,
-                        kWhere, name, " on a machine that runs ", names(machine)));
+                        kWhere, name, " on a machine that runs ", names(machine.highest)));
     return row.isa;
   }
   throw InvalidArgument(error_message("a tier of the cpu is one of " + names(Isa::amx), kWhere, "'", name, "'"));
 }
 
 Isa isa() {
-  static const Isa chosen = choose_isa(std::getenv("SIEVEMLA_CPU_ISA"), machine_isa());
+  static const Isa chosen = choose_isa(std::getenv("SIEVEMLA_CPU_ISA"), machine_tiers());
   return chosen;
 }
 

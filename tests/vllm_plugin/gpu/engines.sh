@@ -2,28 +2,40 @@
 # Copyright The SieveMLA authors
 # engines.sh -- which engines gpu.sh runs, and which of them it compares.
 flashmla="--backend FLASHMLA_SPARSE --mqa"
-engine flashmla -- plain $flashmla
-sleep 1  # the others then find DeepGEMM's kernels begun
-engine flashmla-again -- plain $flashmla
-engine flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa
-engine flashmla8 -- plain $flashmla --kv fp8
-engine ours -- plain --backend CUSTOM
-engine ours8 -- plain --backend CUSTOM --kv fp8_ds_mla
-engine ours8-by-fp8 -- plain --backend CUSTOM --kv fp8
-engine ours-chunked -- plain --backend CUSTOM --batched 1024
-engine ours-forced SIEVEMLA_VLLM=force -- plain
-engine unforced -- plain
-engine ours-decode-graphs -- plain --backend CUSTOM --graphs FULL_DECODE_ONLY
-engine ours-graphs -- plain --backend CUSTOM --graphs FULL_AND_PIECEWISE
-engine ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain --backend CUSTOM
-engine shadow SIEVEMLA_VLLM=off -- plain --backend CUSTOM --mqa
-engine shadow8 SIEVEMLA_VLLM=off -- plain --backend CUSTOM --kv fp8 --mqa
-engine flashmla-shared -- shared $flashmla --tokens 24
-engine ours-shared -- shared --backend CUSTOM --tokens 24
-engine ours-shared-draft1 -- shared --backend CUSTOM --tokens 24 --mtp 1
-engine ours-shared-draft3 -- shared --backend CUSTOM --tokens 24 --mtp 3
+ours="--backend CUSTOM"
+decode="--graphs FULL_DECODE_ONLY --uncompiled"
+full="--graphs FULL_AND_PIECEWISE"
 
-PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours8 ours8-by-fp8"
-  "ours ours-chunked" "ours ours-forced" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
-  "unforced flashattn"
-  "ours-shared flashmla-shared" "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
+selected() { [[ -z ${ENGINES:-} || " $ENGINES " == *" $1 "* ]]; }
+run() { ! selected "$1" || engine "$@"; }
+
+run ours-shared-draft3 -- shared $ours --tokens 24 --mtp 3
+run ours-shared-draft1 -- shared $ours --tokens 24 --mtp 1 $decode
+run ours-graphs -- plain $ours $full
+run flashmla -- plain $flashmla
+sleep 1  # the others then find DeepGEMM's kernels begun
+run flashmla-again -- plain $flashmla
+run flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa
+run flashmla8 -- plain $flashmla --kv fp8
+run ours -- plain $ours
+run ours8 -- plain $ours --kv fp8
+run ours-attention SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours
+run ours-attention8 SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours --kv fp8
+run shadow SIEVEMLA_VLLM=off -- plain $ours --mqa
+run shadow8 SIEVEMLA_VLLM=off -- plain $ours --kv fp8 --mqa
+run unforced -- plain
+run ours-forced-chunked SIEVEMLA_VLLM=force -- plain --batched 1024
+run ours-decode-graphs -- plain $ours $decode
+run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
+run ours-shared -- shared $ours --tokens 24
+run ours-sm80 SIEVEMLA_CUDA_CONFIG=sm80 -- plain $ours
+run ours-no-deep-gemm -- plain $ours --no-deep-gemm
+run ours-steady -- plain $ours $decode --steps 200
+run ours-sleep -- plain $ours --sleep
+! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
+! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
+
+PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
+  "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
+  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-steady" "ours ours-sleep" "unforced flashattn"
+  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")

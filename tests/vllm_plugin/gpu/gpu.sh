@@ -10,7 +10,13 @@ export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_DEEP_GEMM_WARMUP=skip OMP_NUM_THREADS=
 tiny=$here/tiny.py
 PYTHONPATH=$tree python3 "$tiny" make "$work/plain" > "$out/make.log" 2>&1 &
 PYTHONPATH=$tree python3 "$tiny" make "$work/shared" --shared --mtp >> "$out/make.log" 2>&1 &
+# Every engine looks into its model's class in a process of its own, unless that is in the cache.
+for class in GlmMoeDsaForCausalLM DeepSeekMTPModel; do
+  PYTHONPATH=$tree VLLM_CACHE_ROOT=$work/cache python3 -c "from vllm.model_executor.models.registry import ModelRegistry
+ModelRegistry.models['$class'].inspect_model_cls()" > "$out/inspect-$class.log" 2>&1 &
+done
 wait
+rm -f "$out"/inspect-*.log
 [[ -f $work/plain/model.safetensors && -f $work/shared/model.safetensors ]] || { tail -5 "$out/make.log"; exit 1; }
 
 engine() {  # NAME [ENV=VALUE...] -- MODEL ARGS...
@@ -21,19 +27,30 @@ engine() {  # NAME [ENV=VALUE...] -- MODEL ARGS...
   local model=$1
   shift
   [[ $name != shadow* ]] || path=$tree:$here/shadow
-  (env PYTHONPATH="$path" VLLM_CACHE_ROOT="$work/cache-$name" "${settings[@]}" timeout "${SECONDS_EACH:-170}" \
+  (env PYTHONPATH="$path" VLLM_CACHE_ROOT="$work/cache" "${settings[@]}" timeout "${SECONDS_EACH:-170}" \
     python3 "$tiny" run "$work/$model" "$out/$name.json" "$@" > "$out/$name.log" 2>&1
   echo "$name: exit $? after $SECONDS s") &
 }
 
-[[ ! -f $here/engines.sh ]] || . "$here/engines.sh"
-wait
+timer() {  # NAME BACKEND KV: waits for the engines to end, then takes its turn
+  (PYTHONPATH=$tree VLLM_CACHE_ROOT="$work/cache" timeout $((${SECONDS_EACH:-170} + 25)) python3 "$here/step_time.py" \
+    "$work/plain" "$2" "$3" --wait "$work/quiet-$1" > "$out/$1.log" 2>&1
+  grep -h STEP "$out/$1.log" > "$out/$1.json"; echo "$1: exit $? after $SECONDS s") &
+  timers+=("$1:$!")
+}
+
+timers=()
+. "$here/engines.sh"
+for job in $(jobs -p); do
+  [[ " ${timers[*]} " == *":$job "* ]] || wait "$job"
+done
+for timed in "${timers[@]}"; do touch "$work/quiet-${timed%:*}"; wait "${timed#*:}"; done
 for log in "$out"/*.log; do
   name=$(basename "$log" .log)
   [[ $name != make ]] || continue
   echo "== $name"
-  if [[ -f $out/$name.json ]]; then
-    grep -hE "RESULT|SHADOW|Using .*(backend|KV cache)|sievemla" "$log" | grep -v "Loading plugin" | cut -c1-330
+  if [[ -s $out/$name.json ]]; then
+    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|STEP|Using .*(backend|KV cache)|report.py|selftest.py" "$log" | cut -c1-300
   else
     grep -vE '^\s*$|\^\^\^' "$log" | tail -12 | cut -c1-260
   fi

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import sys
 
 LENGTHS = (3000, 700, 37)
 
@@ -96,11 +97,17 @@ def run(a) -> None:
         enable_prefix_caching=False, disable_log_stats=True, seed=0, enforce_eager=a.graphs == "eager",
     )
     if a.graphs not in ("eager", "default"):
-        arguments["compilation_config"] = {"cudagraph_mode": a.graphs}
+        arguments["compilation_config"] = {"cudagraph_mode": a.graphs, "cudagraph_capture_sizes": [1, 2, 4]}
+        if a.uncompiled:
+            arguments["compilation_config"]["mode"] = 0
     if a.backend:
         arguments["attention_backend"] = a.backend
     if a.mtp:
         arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": a.mtp}
+    if a.no_deep_gemm:
+        sys.modules["deep_gemm"] = sys.modules["vllm.third_party.deep_gemm"] = None
+    if a.sleep:
+        arguments["enable_sleep_mode"] = True
     if a.mqa:
         arguments["attention_config"] = {"sparse_mla_force_mqa": True}
     llm = LLM(**arguments)
@@ -119,10 +126,42 @@ def run(a) -> None:
             "tokens": list(made.token_ids),
             "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
         })
+    if a.steps:
+        steady(llm, a.steps)
+    if a.sleep:
+        sleep_and_wake(llm, prompts, params, results)
     print("RESULT", used, llm.llm_engine.vllm_config.cache_config.cache_dtype,
           [r["tokens"] for r in results], f"{torch.cuda.max_memory_allocated() >> 20} MiB")
     with open(a.out, "w") as file:
         json.dump({"backends": used, "results": results}, file)
+
+
+def steady(llm, steps: int) -> None:
+    """Device memory after so many mixed steps, against right after the first requests."""
+    import torch
+    from vllm import SamplingParams
+
+    source = random.Random(1)
+    before = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+    for _ in range(-(-steps // 25)):
+        prompts = [{"prompt_token_ids": [source.randrange(2, 250) for _ in range(source.choice((5, 70, 700, 3000)))]}
+                   for _ in range(6)]  # more than run at once: prefills join decoding requests
+        params = [SamplingParams(max_tokens=source.randrange(4, 25), temperature=0, detokenize=False, ignore_eos=True)
+                  for _ in prompts]
+        llm.generate(prompts, params, use_tqdm=False)
+    after = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+    print(f"MEMORY over about {steps} steps: reserved by torch {(after[1] - before[1]) >> 20:+d} MiB, free on the "
+          f"device (shared with other processes) {(after[0] - before[0]) >> 20:+d} MiB")
+
+
+def sleep_and_wake(llm, prompts: list, params, results: list) -> None:
+    llm.sleep(level=1)
+    llm.wake_up()
+    again = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    same = [list(o.outputs[0].token_ids) == r["tokens"]
+            and [of[t].logprob for of, t in zip(o.outputs[0].logprobs, r["tokens"])] == r["logprobs"]
+            for o, r in zip(again, results)]
+    print("SLEEP level 1, equal tokens and logprobs after waking:", same)
 
 
 def compare(a) -> None:
@@ -151,7 +190,11 @@ def main() -> None:
     p.add_argument("--batched", type=int, default=4096)
     p.add_argument("--tokens", type=int, default=8)
     p.add_argument("--graphs", default="eager", help="eager, default, or a cudagraph_mode")
+    p.add_argument("--uncompiled", action="store_true", help="graphs without torch.compile")
     p.add_argument("--mtp", type=int, default=0)
+    p.add_argument("--steps", type=int, default=0, help="so many mixed steps more: is device memory flat?")
+    p.add_argument("--sleep", action="store_true", help="sleep, wake, and the same again")
+    p.add_argument("--no-deep-gemm", action="store_true", help="its imports fail")
     p.add_argument("--mqa", action="store_true", help="vLLM's own backends: no dense prefill of short prompts")
     p.set_defaults(call=run)
     p = commands.add_parser("compare")

@@ -153,5 +153,51 @@ def compare_whole(indexer, step, hidden_states, qr, positions, rotary_emb) -> No
                            backend=backend)
     _, length = lengths_of(step)
     mine = select(backend, out_q, out_weights, cache, step, indexer.topk_tokens)
-    worst("top-k of our whole indexer, share that differs from vLLM's",
-          1 - shared(mine, indexer.topk_indices_buffer[:rows], length, int(length.max())))
+    width, vllm = int(length.max()), indexer.topk_indices_buffer[:rows]
+    worst("top-k of our whole indexer, share that differs from vLLM's", 1 - shared(mine, vllm, length, width))
+    # The same quantised indexer with everything before the rounding to e4m3 in double.
+    pages = theirs.clone()
+    exact_keys(indexer, keys, rope, slots, pages)
+    exact_q, exact_weights = exact_queries(indexer, q, weights, rope)
+    exact = select(backend, exact_q, exact_weights, sievemla.IndexCache(pages, "fp8"), step, indexer.topk_tokens)
+    codes = torch.empty_like(read[0][0])
+    scales = torch.empty_like(read[0][1])
+    sievemla.gather_index_keys(sievemla.IndexCache(pages, "fp8"), live, codes, scales=scales, backend=backend)
+    worst("index keys in double, share of codes that differ from vLLM's", (codes != read[0][0]).float().mean())
+    worst("index keys in double, share of codes that differ from ours", (codes != read[1][0]).float().mean())
+    worst("top-k in double, share that differs from vLLM's", 1 - shared(exact, vllm, length, width))
+    worst("top-k in double, share that differs from ours", 1 - shared(exact, mine, length, width))
+
+
+def rotated(x: torch.Tensor, rope: sievemla.Rope) -> torch.Tensor:
+    """x [tokens, ..., 128] double; the first 64 rotated."""
+    angles = rope.cos_sin[rope.positions].double()
+    angles = angles.view(len(x), *[1] * (x.dim() - 2), 64)
+    cos, sin = angles[..., :32], angles[..., 32:]
+    head = x[..., :64]
+    a, b = (head[..., ::2], head[..., 1::2]) if rope.style == "interleaved" else head.chunk(2, -1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    head = torch.stack(turned, -1).flatten(-2) if rope.style == "interleaved" else torch.cat(turned, -1)
+    return torch.cat([head, x[..., 64:]], -1)
+
+
+def quantised(x: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and power-of-two scales of x [..., 128] double."""
+    scale = torch.exp2(torch.ceil(torch.log2(x.abs().amax(-1).clamp(min=floor) / 448)))
+    return (x / scale[..., None]).float().to(torch.float8_e4m3fn).view(torch.uint8), scale.float()
+
+
+def exact_keys(indexer, keys: torch.Tensor, rope: sievemla.Rope, slots: torch.Tensor, pages: torch.Tensor) -> None:
+    norm = indexer.k_norm
+    normed = torch.nn.functional.layer_norm(keys.double(), (DIM,), norm.weight.double(), norm.bias.double(), norm.eps)
+    codes, scales = quantised(rotated(normed, rope), 1e-4)
+    live = slots >= 0
+    page, at = slots[live] // PAGE, slots[live] % PAGE
+    flat = pages.view(len(pages), -1)
+    flat[:, : PAGE * DIM].view(-1, PAGE, DIM)[page, at] = codes[live]
+    flat[:, PAGE * DIM :].view(-1, PAGE, 4)[page, at] = scales[live].view(torch.uint8).view(-1, 4)
+
+
+def exact_queries(indexer, q: torch.Tensor, weights: torch.Tensor, rope: sievemla.Rope):
+    codes, scales = quantised(rotated(q.double(), rope), 1e-10)
+    return codes, (weights.double() * scales.double() * indexer.n_head**-0.5 * DIM**-0.5).float()

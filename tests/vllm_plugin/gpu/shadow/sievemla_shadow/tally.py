@@ -8,7 +8,8 @@ _calls: dict[str, int] = {}
 
 
 def worst(name: str, value: float) -> None:
-    _worst[name] = max(_worst.get(name, value), float(value))
+    value = float(value)
+    _worst[name] = max(_worst.get(name, value), value if value == value else float("inf"))
     _calls[name] = _calls.get(name, 0) + 1
 
 
