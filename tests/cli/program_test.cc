@@ -246,7 +246,7 @@ TEST(Cli, DoctorAnswersWithinASecond) {
            static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
   };
   const double before = seconds();
-  run_program({"doctor", "--model", SIEVEMLA_GOLDEN_DIR "/glm5-tiny", "--engine", "vllm"});
+  run_program({"doctor", "--model", std::string(SIEVEMLA_GOLDEN_DIR) + "/glm5-tiny", "--engine", "vllm"});
   EXPECT_LT(seconds() - before, 1);
 }
 
