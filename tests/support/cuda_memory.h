@@ -70,7 +70,7 @@ class CudaWorkspace {
   CudaWorkspace(const CudaWorkspace&) = delete;
   ~CudaWorkspace() {
     std::vector<std::byte> guard(kGuardBytes);
-    cuda::copy(device_, guard.data(), static_cast<std::byte*>(memory_.data()) + bytes_, kGuardBytes);
+    cuda_copy(guard.data(), static_cast<std::byte*>(memory_.data()) + bytes_, kGuardBytes);
     EXPECT_EQ(std::count(guard.begin(), guard.end(), std::byte{0xA5}), kGuardBytes)
         << "something was written behind a workspace of " << bytes_ << " bytes";
   }
