@@ -63,14 +63,14 @@ class OnDevice {
 class CudaWorkspace {
  public:
   CudaWorkspace(const Backend& backend, std::int64_t bytes)
-      : device_(backend.device()), bytes_(bytes), memory_(cuda::Memory::on(device_, bytes + kGuardBytes)) {
+      : bytes_(bytes), memory_(cuda::Memory::on(backend.device(), bytes + kGuardBytes)) {
     cuda_good(cudaMemset(memory_.data(), 0xA5, static_cast<std::size_t>(memory_.bytes())));
     workspace_init(backend, *this);
   }
   CudaWorkspace(const CudaWorkspace&) = delete;
   ~CudaWorkspace() {
     std::vector<std::byte> guard(kGuardBytes);
-    cuda::copy(device_, guard.data(), static_cast<std::byte*>(memory_.data()) + bytes_, kGuardBytes);
+    cuda_copy(guard.data(), static_cast<std::byte*>(memory_.data()) + bytes_, kGuardBytes);
     EXPECT_EQ(std::count(guard.begin(), guard.end(), std::byte{0xA5}), kGuardBytes)
         << "something was written behind a workspace of " << bytes_ << " bytes";
   }
@@ -78,7 +78,6 @@ class CudaWorkspace {
 
  private:
   static constexpr std::int64_t kGuardBytes = 64 << 10;
-  Device device_;
   std::int64_t bytes_;
   cuda::Memory memory_;
 };
