@@ -3,7 +3,7 @@
 // bench/attention_cuda.cu -- checks and times the CUDA attention kernels alone: no library, no dependency.
 //
 //   attention_cuda test [small [NAME]]   random and hostile inputs against double precision; exit 1 on an error
-//   attention_cuda bench [--json FILE] [--tile H] [--parts N] [--merge-kernel] KEY...   keys as in the peer benchmark
+//   attention_cuda bench [--json FILE] [--tile N] [--parts N] [--merge-kernel] KEY...   keys as in the peer benchmark
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -73,15 +73,13 @@ const at::RowKernels& kernels_of(KvFormat format, int rope) {
 
 bool g_merge_kernel = false;  // whatever the choice says
 
-// The chosen or a forced tile and number of parts.
-at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_heads, int force_parts) {
+// The chosen or a forced tile (the how manieth of its list, from 1) and number of parts.
+at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_tile, int force_parts) {
   std::vector<at::TileShape> shapes;
   for (int i = 0; i < rows.count; ++i)
-    if (force_heads == 0 || rows.tile[i].shape.heads == force_heads) shapes.push_back(rows.tile[i].shape);
+    if (force_tile == 0 || i + 1 == force_tile) shapes.push_back(rows.tile[i].shape);
   at::Choice c = at::choose(shapes, problem);
-  const int heads = shapes[c.tile].heads;
-  for (int i = 0; i < rows.count; ++i)
-    if (rows.tile[i].shape.heads == heads) c.tile = static_cast<std::size_t>(i);
+  if (force_tile > 0) c.tile = static_cast<std::size_t>(force_tile - 1);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
     const at::TileShape& shape = rows.tile[c.tile].shape;
@@ -454,11 +452,11 @@ int test(bool small, const std::string& only) {
       add("heads" + std::to_string(h), [&](Case& c) { c.heads = h, c.topk = 64; });
     for (int k : {0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 192, 1000, 2048, 2051, 2176})
       if (!small || k < 200) add("topk" + std::to_string(k), [&](Case& c) { c.heads = k % 2 ? 16 : 64, c.topk = k; });
-    for (int tile : {8, 16, 32, 64})
+    const at::RowKernels& rows = kernels_of(f.format, f.rope);
+    for (int tile = 1; tile <= rows.count; ++tile)
       for (int parts : {1, 2, 3, 4, 7}) {
-        if (tile == 64 && Arch::kSmemBytes < 110000) continue;
         add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts), [&](Case& c) {
-          c.tile = tile, c.parts = parts, c.heads = tile == 8 ? 20 : 72, c.topk = 300, c.hostile = true, c.requests = 3;
+          c.tile = tile, c.parts = parts, c.heads = tile == 1 ? 20 : 72, c.topk = 300, c.hostile = true, c.requests = 3;
         });
         add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts) + "_lengths_sink", [&](Case& c) {
           c.tile = tile, c.parts = parts, c.heads = 64, c.topk = 257, c.lengths = true, c.sink = true, c.requests = 5,
@@ -796,9 +794,11 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     const double tflops = 2.0 * heads * pairs * 1088 / timed.us / 1e6,
                  tbps = pairs * static_cast<double>(p.row_bytes) / timed.us / 1e6;
     std::printf(
-        "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n",
-        key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts,
-        static_cast<long long>(choice.items), static_cast<int>(choice.groups), error < 8e-3 ? "" : "  WRONG");
+        "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d: %d heads, parts %d, items %lld x "
+        "%d]%s\n",
+        key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, static_cast<int>(choice.tile) + 1,
+        kernel.shape.heads, choice.parts, static_cast<long long>(choice.items), static_cast<int>(choice.groups),
+        error < 8e-3 ? "" : "  WRONG");
     if (!Arch::kWarpgroupMma) {
       const Floor floor = floor_of(kernel, fp8, pairs, choice.groups);
       std::printf("  floor %.1f us (%s): %.0f %%\n", floor.us, floor.by, 100 * floor.us / timed.us);

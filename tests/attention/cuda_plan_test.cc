@@ -24,7 +24,7 @@ const std::map<int, Limits> kLimits = {
 };
 
 Choice choose_for(const RowKernels& rows, const Workload& workload) {
-  std::array<TileShape, 4> shapes;
+  std::array<TileShape, kMostTiles> shapes;
   for (std::size_t i = 0; i < rows.tiles().size(); ++i) shapes[i] = rows.tile[i].shape;
   return choose({shapes.data(), rows.tiles().size()}, workload);
 }

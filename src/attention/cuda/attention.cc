@@ -25,7 +25,7 @@ const RowKernels* rows_of(const ConfigKernels& config, const KvCache& kv) {
 }
 
 Choice choose_for(const RowKernels& rows, const Workload& workload) {
-  std::array<TileShape, 4> shapes;
+  std::array<TileShape, kMostTiles> shapes;
   for (std::size_t i = 0; i < rows.tiles().size(); ++i) shapes[i] = rows.tile[i].shape;
   return choose({shapes.data(), rows.tiles().size()}, workload);
 }

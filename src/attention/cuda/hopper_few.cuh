@@ -546,9 +546,14 @@ struct FewHeads {
     }
     if (cluster) {
       cuda::cluster_sync();
-      add_shares<1, Smem::kStride>(p, part.unit, part.parts, part.index, s.log2, s.shares[0][0], first_head,
-                                   heads * part.index / part.parts, heads * (part.index + 1) / part.parts, thread / 32,
-                                   kConsumers / 32);
+      const int first = heads * part.index / part.parts, last = heads * (part.index + 1) / part.parts;
+      constexpr int kWarps = kConsumers / 32;
+      const auto add = [&]<int Blocks>() {
+        add_shares<Blocks, Smem::kStride>(p, part.unit, part.parts, part.index, s.log2, s.shares[0][0], first_head,
+                                          first, last, thread / 32, kWarps);
+      };
+      if (4 * (last - first) <= kWarps) add.template operator()<1>();
+      else add.template operator()<4>();
       cuda::cluster_sync();  // until nobody reads here any more
     }
     if (part.parts == 1 || p.merge != Merge::last) return;

@@ -48,15 +48,11 @@ TileKernel tile_kernel() {
 template <class Arch, class Rows>
 RowKernels row_kernels() {
   using Tiles = std::conditional_t<Rows::kScaled, typename Arch::Fp8Tiles, typename Arch::Bf16Tiles>;
-  RowKernels r{Rows::kName, Rows::kFormat, Rows::kRope, 3, {}};
-  r.tile[0] = tile_kernel<Arch, Rows, typename Tiles::For8>();
-  r.tile[1] = tile_kernel<Arch, Rows, typename Tiles::For16>();
-  r.tile[2] = tile_kernel<Arch, Rows, typename Tiles::For32>();
-  if constexpr (!std::is_void_v<typename Tiles::For64>) {
-    r.tile[3] = tile_kernel<Arch, Rows, typename Tiles::For64>();
-    r.count = 4;
-  }
-  return r;
+  const auto all = []<class... Tile>(cuda::TileList<Tile...>) -> RowKernels {
+    static_assert(sizeof...(Tile) <= kMostTiles);
+    return {Rows::kName, Rows::kFormat, Rows::kRope, sizeof...(Tile), {tile_kernel<Arch, Rows, Tile>()...}};
+  };
+  return all(Tiles{});
 }
 
 template <class Arch>

@@ -17,13 +17,15 @@ struct TileKernel {
   const void* kernel;  // __global__ void (CudaParams, int groups)
 };
 
+inline constexpr int kMostTiles = 5;
+
 // The tiles of a row type, by ascending heads.
 struct RowKernels {
   const char* rows;
   KvFormat format;
   int rope;
   int count;
-  TileKernel tile[4];
+  TileKernel tile[kMostTiles];
   std::span<const TileKernel> tiles() const { return {tile, static_cast<std::size_t>(count)}; }
 };
 

@@ -38,13 +38,8 @@ struct FewHeadsTile {
   static_assert(Slots >= 4 * Groups, "each group reads a tile");
 };
 
-// The tiles of one row type, by the most heads a CTA serves. No tile: void.
-template <class H8, class H16, class H32, class H64>
-struct HeadTiles {
-  using For8 = H8;
-  using For16 = H16;
-  using For32 = H32;
-  using For64 = H64;
-};
+// The tiles of one row type, by ascending heads; of two for as many heads, the one for many rows comes first.
+template <class... Tiles>
+struct TileList {};
 
 }  // namespace sievemla::cuda
