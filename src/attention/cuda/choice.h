@@ -33,12 +33,6 @@ constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the wa
   return scaled ? Clocks{2950, 2950, 15000} : Clocks{2450, 2450, 15000};
 }
 
-constexpr Clocks few_heads_clocks(int heads, bool scaled) {
-  if (heads <= 8) return scaled ? Clocks{1450, 1450, 20000} : Clocks{2250, 2250, 20000};
-  if (heads <= 16) return scaled ? Clocks{1500, 1500, 22000} : Clocks{2300, 2300, 22000};
-  return scaled ? Clocks{2000, 2000, 26000} : Clocks{2300, 2300, 30000};
-}
-
 // What the choice knows of a tile.
 struct TileShape {
   int heads;    // of a CTA
