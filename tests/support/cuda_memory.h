@@ -63,7 +63,7 @@ class OnDevice {
 class CudaWorkspace {
  public:
   CudaWorkspace(const Backend& backend, std::int64_t bytes)
-      : device_(backend.device()), bytes_(bytes), memory_(cuda::Memory::on(device_, bytes + kGuardBytes)) {
+      : bytes_(bytes), memory_(cuda::Memory::on(backend.device(), bytes + kGuardBytes)) {
     cuda_good(cudaMemset(memory_.data(), 0xA5, static_cast<std::size_t>(memory_.bytes())));
     workspace_init(backend, *this);
   }
@@ -78,7 +78,6 @@ class CudaWorkspace {
 
  private:
   static constexpr std::int64_t kGuardBytes = 64 << 10;
-  Device device_;
   std::int64_t bytes_;
   cuda::Memory memory_;
 };

@@ -77,7 +77,6 @@ struct Attention {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
   const int g = lane / 4, c = lane % 4;  // fragment row and column
   const Part& part;                      // in shared memory
-  const int first_head;                  // of the CTA in the unit
 
   // Softmax: this lane's head and places in a tile.
   const int soft_head = warp * (kHeads / 4) + lane / kLanesPerHead, soft_first = lane % kLanesPerHead * kMine;
@@ -86,14 +85,15 @@ struct Attention {
   float o[8][kColumns][4] = {};
   float peak = -INFINITY, sum = 0.f;  // of soft_head: what scores are relative to, and this lane's share of the sum
 
-  __device__ Attention(const CudaParams& params, Smem& smem, const Part& work, int head)
-      : p(params), s(smem), part(work), first_head(head) {}
+  __device__ Attention(const CudaParams& params, Smem& smem) : p(params), s(smem), part(smem.plan.place.part) {}
+
+  __device__ int first_head() const { return s.plan.place.group * Tile::kCtaHeads; }  // of the CTA in the unit
 
   // Heads past the last compute on a copy of it, and see nothing.
   __device__ void load_q() {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      const int head = min(first_head + group * kHeads + n * 8 + g, p.fold * p.heads - 1);
+      const int head = min(first_head() + group * kHeads + n * 8 + g, p.fold * p.heads - 1);
       const HeadPlace at = place_of(p, part.unit, head);
       const auto* latent =
           static_cast<const __nv_bfloat16*>(p.q) + at.token * p.q_token + at.head * p.q_head + warp * kWarpLatent;
@@ -419,8 +419,8 @@ struct Attention {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int local = group * kHeads + n * 8 + 2 * c + j;
-        to[n][j] =
-            first_head + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column() : nullptr;
+        to[n][j] = first_head() + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column()
+                                                           : nullptr;
       }
     store_all(to);
   }
@@ -444,9 +444,9 @@ struct Attention {
         to[n][j] = s_shares + (group * kHeads + n * 8 + 2 * c + j) * kShareStride + first_column();
     store_all(to);
     cuda::cluster_sync();
-    add_shares<1>(p, part.unit, part.parts, part.index, s_log2, s_shares, first_head,
+    add_shares<1>(p, part.unit, part.parts, part.index, s_log2, s_shares, first_head(),
                   Tile::kCtaHeads * part.index / part.parts,
-                  min(Tile::kCtaHeads * (part.index + 1) / part.parts, p.fold * p.heads - first_head), thread / 32,
+                  min(Tile::kCtaHeads * (part.index + 1) / part.parts, p.fold * p.heads - first_head()), thread / 32,
                   Tile::kThreads / 32);
     cuda::cluster_sync();  // until nobody reads here any more
   }
@@ -455,7 +455,7 @@ struct Attention {
     const int item = s.plan.place.item, cta_group = s.plan.place.group;
 #pragma unroll
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    const int local = group * kHeads + soft_head, head = first_head + local;
+    const int local = group * kHeads + soft_head, head = first_head() + local;
     const bool live = head < p.fold * p.heads;
     const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * Tile::kCtaHeads;
     if constexpr (Clusters) {
@@ -483,7 +483,7 @@ struct Attention {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int h = group * kHeads + n * 8 + 2 * c + j;
-        to[n][j] = first_head + h < p.fold * p.heads ? p.partial + (partial + h) * kLatent + first_column() : nullptr;
+        to[n][j] = first_head() + h < p.fold * p.heads ? p.partial + (partial + h) * kLatent + first_column() : nullptr;
       }
     store_all(to);
     if (p.merge != Merge::last) return;
@@ -520,7 +520,7 @@ struct Attention {
     const int tiles = (s.end - s.begin + kTokens - 1) / kTokens;
     look_up(0);
     if (thread < Tile::kCtaHeads) {
-      const int head = first_head + thread;
+      const int head = first_head() + thread;
       const bool live = head < p.fold * p.heads;
       const HeadPlace at = place_of(p, part.unit, live ? head : 0);
       s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) - s.begin : 0;
@@ -574,7 +574,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
     s.plan.place = place, s.list = list_of(p, place.part.unit);
   }
   __syncthreads();
-  Attention<Rows, Tile, (Arch::kCluster > 1)> attention(p, s, s.plan.place.part, place.group * Tile::kCtaHeads);
+  Attention<Rows, Tile, (Arch::kCluster > 1)> attention(p, s);
   attention.run(groups);
 }
 
