@@ -20,12 +20,12 @@ struct Clocks {
 };
 constexpr Clocks clocks_of(int heads) {
   if (heads <= 8) return {2700, 1850, 9000};
-  if (heads <= 16) return {3300, 2200, 9500};
+  if (heads <= 16) return {3300, 2200, 10500};
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
 constexpr Clocks few_heads_clocks(int heads, bool scaled) {
-  if (heads <= 8) return scaled ? Clocks{1000, 1160, 14000} : Clocks{1100, 2100, 14000};
+  if (heads <= 8) return scaled ? Clocks{1180, 1180, 14000} : Clocks{1180, 2100, 14000};
   if (heads <= 16) return scaled ? Clocks{1200, 1390, 14700} : Clocks{1300, 2240, 14700};
   return scaled ? Clocks{1600, 1610, 20000} : Clocks{1700, 2600, 20000};
 }
