@@ -20,14 +20,14 @@ struct Clocks {
 };
 constexpr Clocks clocks_of(int heads) {
   if (heads <= 8) return {2700, 1850, 9000};
-  if (heads <= 16) return {3300, 2200, 10500};
+  if (heads <= 16) return {3300, 2200, 11000};
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
 constexpr Clocks few_heads_clocks(int heads, bool scaled) {
-  if (heads <= 8) return scaled ? Clocks{1180, 1180, 14000} : Clocks{1180, 2100, 14000};
-  if (heads <= 16) return scaled ? Clocks{1200, 1390, 14700} : Clocks{1300, 2240, 14700};
-  return scaled ? Clocks{1600, 1610, 20000} : Clocks{1700, 2600, 20000};
+  if (heads <= 8) return scaled ? Clocks{1250, 1250, 14000} : Clocks{1250, 2100, 14000};
+  if (heads <= 16) return scaled ? Clocks{1550, 1550, 14700} : Clocks{1300, 2240, 14700};
+  return scaled ? Clocks{2000, 2000, 20000} : Clocks{1700, 2600, 20000};
 }
 constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
   return scaled ? Clocks{2950, 2950, 15000} : Clocks{2450, 2450, 15000};
