@@ -510,7 +510,8 @@ std::vector<Verdict> verify_function(std::string_view stage, std::span<const bas
     for (const Output& output : c.outputs) want.push_back(snapshot(output));
 
     for (std::size_t n = 0; n < candidates.size(); ++n) {
-      const auto& [kernel, backend] = candidates[n];
+      const auto& kernel = candidates[n].kernel;
+      const Backend& backend = candidates[n].backend;
       if (kernel.lacks && !kernel.lacks(c.args).empty()) {
         ++verdicts[n].unserved;
         continue;
