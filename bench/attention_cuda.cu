@@ -3,7 +3,7 @@
 // bench/attention_cuda.cu -- checks and times the CUDA attention kernels alone: no library, no dependency.
 //
 //   attention_cuda test [small [NAME]]   random and hostile inputs against double precision; exit 1 on an error
-//   attention_cuda bench [--json FILE] [--tile H] [--parts N] KEY...   keys as in the peer benchmark
+//   attention_cuda bench [--json FILE] [--tile N] [--parts N] [--merge-kernel] KEY...   keys as in the peer benchmark
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -20,8 +20,9 @@
 #include <vector>
 
 #include "attention/cuda/kernels.cuh"
-#include "cuda/arch/sm86.h"
+#include "cuda/arch/sm120.h"
 #include "cuda/arch/sm90.h"
+#include "cuda/context.cuh"
 #include "kv/fp8_rows.h"
 #include "kv/plain.h"
 
@@ -70,39 +71,52 @@ const at::RowKernels& kernels_of(KvFormat format, int rope) {
   std::exit(2);
 }
 
-// The chosen or a forced tile and number of parts.
-at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_heads, int force_parts) {
+bool g_merge_kernel = false;  // whatever the choice says
+
+// The chosen or a forced tile (the how manieth of its list, from 1) and number of parts.
+at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_tile, int force_parts) {
   std::vector<at::TileShape> shapes;
   for (int i = 0; i < rows.count; ++i)
-    if (force_heads == 0 || rows.tile[i].shape.heads == force_heads) shapes.push_back(rows.tile[i].shape);
+    if (force_tile == 0 || i + 1 == force_tile) shapes.push_back(rows.tile[i].shape);
   at::Choice c = at::choose(shapes, problem);
-  const int heads = shapes[c.tile].heads;
-  for (int i = 0; i < rows.count; ++i)
-    if (rows.tile[i].shape.heads == heads) c.tile = static_cast<std::size_t>(i);
+  if (force_tile > 0) c.tile = static_cast<std::size_t>(force_tile - 1);
   if (force_parts > 0) {
     c.parts = force_parts, c.items = problem.units * force_parts;
-    c.merge_here = at::merges_here(rows.tile[c.tile].shape, force_parts);
+    const at::TileShape& shape = rows.tile[c.tile].shape;
+    c.merge = force_parts == 1                                     ? at::Merge::last
+              : g_merge_kernel                                     ? at::Merge::kernel
+              : at::merges(shape, force_parts, at::Merge::cluster) ? at::Merge::cluster
+              : at::merges(shape, force_parts, at::Merge::last)    ? at::Merge::last
+                                                                   : at::Merge::kernel;
   }
   return c;
 }
 
-cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Choice& choice, cudaStream_t stream) {
-  p.parts = choice.parts, p.target = choice.target, p.merge_here = choice.merge_here;
-  int groups = static_cast<int>(choice.groups), heads = kernel.shape.heads, tokens = kernel.shape.tokens;
-  void* args[] = {&p, &groups, &heads, &tokens};
-  cudaError_t e = cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(choice.items * choice.groups)),
-                                   dim3(static_cast<unsigned>(kernel.threads)), args,
-                                   static_cast<std::size_t>(kernel.smem_bytes), stream);
-  if (e == cudaSuccess && !choice.merge_here)
-    e = cudaLaunchKernel(kConfig.merge, dim3(static_cast<unsigned>(p.units * p.fold * p.heads)), dim3(128), args, 0,
-                         stream);
-  return e;
+int multiprocessors() {
+  static const int n = [] {
+    int x = 0;
+    GOOD(cudaDeviceGetAttribute(&x, cudaDevAttrMultiProcessorCount, 0));
+    return x;
+  }();
+  return n;
 }
 
-int multiprocessors() {
-  int n = 0;
-  GOOD(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
-  return n;
+cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Choice& choice, cudaStream_t stream) {
+  p.parts = choice.parts, p.target = choice.target, p.merge = choice.merge;
+  int groups = static_cast<int>(choice.groups), heads = kernel.shape.heads;
+  void* args[] = {&p, &groups, &heads};
+  const bool early = Arch::kSm >= 90;
+  const int cluster = choice.merge == at::Merge::cluster ? p.parts : 1;
+  cudaError_t e =
+      cuda::launch(kernel.kernel, {choice.items * choice.groups, kernel.threads, kernel.smem_bytes, 1, cluster, early},
+                   stream, args);
+  if (e == cudaSuccess && choice.merge == at::Merge::kernel) {
+    const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
+    e = cuda::launch(kConfig.merge,
+                     {all_heads, at::kMergeThreads, 0, at::merge_rows(all_heads, multiprocessors()), 1, early}, stream,
+                     args);
+  }
+  return e;
 }
 
 template <class T>
@@ -296,6 +310,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
 
+  p.read_once = std::int64_t{p.units} * p.lanes <= slots;
   const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
   const std::int64_t group_heads = rows.tile[choice.tile].shape.heads,
@@ -304,6 +319,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   GOOD(cudaMemset(p.partial, 0xFF, static_cast<std::size_t>(partial_rows) * 512 * 4));
   GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
   GOOD(cudaMemset(p.partial_log2, 0xFF, static_cast<std::size_t>(partial_rows) * 4));
+  GOOD(cudaMalloc(&p.unit_parts, at::kUnevenUnits * sizeof(at::UnitParts)));
   GOOD(cudaMalloc(&p.tickets, cuda::kTicketBytes));
   GOOD(cudaMemset(p.tickets, 0, cuda::kTicketBytes));
 
@@ -325,7 +341,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   GOOD(cudaMemcpy(lse.data(), d_lse, lse.size(), cudaMemcpyDeviceToHost));
   for (void* d : {(void*)d_rows, (void*)d_q, (void*)d_rope, (void*)d_narrow, (void*)d_wide, (void*)d_table,
                   (void*)d_lengths, (void*)d_limit, (void*)d_sink, (void*)d_out, (void*)d_lse, (void*)p.partial,
-                  (void*)p.partial_log2, (void*)p.tickets})
+                  (void*)p.partial_log2, (void*)p.tickets, (void*)p.unit_parts})
     GOOD(cudaFree(d));
 
   bool ok = same;
@@ -436,11 +452,11 @@ int test(bool small, const std::string& only) {
       add("heads" + std::to_string(h), [&](Case& c) { c.heads = h, c.topk = 64; });
     for (int k : {0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 192, 1000, 2048, 2051, 2176})
       if (!small || k < 200) add("topk" + std::to_string(k), [&](Case& c) { c.heads = k % 2 ? 16 : 64, c.topk = k; });
-    for (int tile : {8, 16, 32, 64})
+    const at::RowKernels& rows = kernels_of(f.format, f.rope);
+    for (int tile = 1; tile <= rows.count; ++tile)
       for (int parts : {1, 2, 3, 4, 7}) {
-        if (tile == 64 && Arch::kSmemBytes < 110000) continue;
         add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts), [&](Case& c) {
-          c.tile = tile, c.parts = parts, c.heads = tile == 8 ? 20 : 72, c.topk = 300, c.hostile = true, c.requests = 3;
+          c.tile = tile, c.parts = parts, c.heads = tile == 1 ? 20 : 72, c.topk = 300, c.hostile = true, c.requests = 3;
         });
         add("tile" + std::to_string(tile) + "_parts" + std::to_string(parts) + "_lengths_sink", [&](Case& c) {
           c.tile = tile, c.parts = parts, c.heads = 64, c.topk = 257, c.lengths = true, c.sink = true, c.requests = 5,
@@ -617,6 +633,25 @@ unsigned char* bench_rows(bool fp8, std::int64_t count) {
   return rows[fp8];
 }
 
+// The least time that the mma.sync loop can take here by its design: shared memory at 128 bytes a clock and
+// multiprocessor (rows gathered, read as keys and as values by each group of four warps; the four's scores, P of each),
+// 6.1 clocks of a scheduler for a product of 16 x 8 x 16, and random rows from memory; both measured on an H200.
+struct Floor {
+  double us;
+  const char* by;
+};
+Floor floor_of(const at::TileKernel& kernel, bool fp8, double lanes, std::int64_t groups) {
+  const double row = fp8 ? 656 : 1152, value = fp8 ? 512 : 1024, copies = fp8 ? 4 : 1, heads = kernel.shape.heads;
+  const double smem = row + kernel.threads / 128 * (row + value) + heads * (4 * 2 * 4 + (copies + 4) * 2);
+  int khz = 0;
+  GOOD(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
+  const double us = lanes * static_cast<double>(groups) / (multiprocessors() * khz * 1e-3);  // of a clock a lane
+  const Floor floors[] = {{us * smem / 128, "shared memory"},
+                          {us * heads / 8 * (1088 / 16) / 16 * 6.1 / 4, "products"},
+                          {lanes * row / (fp8 ? 3.72e6 : 4.39e6), "gather"}};
+  return *std::max_element(std::begin(floors), std::end(floors), [](Floor x, Floor y) { return x.us < y.us; });
+}
+
 int bench(const std::vector<std::string>& keys, const char* json, int tile, int force_parts) {
   cudaDeviceProp device;
   GOOD(cudaGetDeviceProperties(&device, 0));
@@ -699,6 +734,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       p.table = d_table, p.table_request = table_pages, p.table_pages = table_pages, p.table_page = at::divider(page),
       p.lengths = d_lengths;
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
+    p.read_once = !prefill;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;
     const at::RowKernels& kernels = kernels_of(fp8 ? KvFormat::fp8_ds_mla : KvFormat::bf16, 64);
@@ -708,6 +744,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     const std::int64_t partial_rows = choice.items * choice.groups * kernel.shape.heads;
     GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 2048));
     GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
+    GOOD(cudaMalloc(&p.unit_parts, at::kUnevenUnits * sizeof(at::UnitParts)));
     GOOD(cudaMalloc(&p.tickets, cuda::kTicketBytes));
     GOOD(cudaMemset(p.tickets, 0, cuda::kTicketBytes));
     GOOD(cudaDeviceSynchronize());
@@ -750,16 +787,22 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     }
     const double error = std::sqrt(worst / size);
     for (void* d : {(void*)d_q, (void*)d_slots, (void*)d_table, (void*)d_lengths, (void*)d_out, (void*)d_lse,
-                    (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets})
+                    (void*)p.partial, (void*)p.partial_log2, (void*)p.tickets, (void*)p.unit_parts})
       GOOD(cudaFree(d));
     const double pairs =
         dense ? std::accumulate(lengths.begin(), lengths.end(), 0.0) : static_cast<double>(units) * topk;
     const double tflops = 2.0 * heads * pairs * 1088 / timed.us / 1e6,
                  tbps = pairs * static_cast<double>(p.row_bytes) / timed.us / 1e6;
     std::printf(
-        "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d, parts %d, items %lld x %d]%s\n",
-        key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, kernel.shape.heads, choice.parts,
-        static_cast<long long>(choice.items), static_cast<int>(choice.groups), error < 8e-3 ? "" : "  WRONG");
+        "%-52s %9.2f us (%.2f .. %.2f) %7.1f TFLOP/s %6.3f TB/s  err %.1e  [tile %d: %d heads, parts %d, items %lld x "
+        "%d]%s\n",
+        key.c_str(), timed.us, timed.p10, timed.p90, tflops, tbps, error, static_cast<int>(choice.tile) + 1,
+        kernel.shape.heads, choice.parts, static_cast<long long>(choice.items), static_cast<int>(choice.groups),
+        error < 8e-3 ? "" : "  WRONG");
+    if (!Arch::kWarpgroupMma) {
+      const Floor floor = floor_of(kernel, fp8, pairs, choice.groups);
+      std::printf("  floor %.1f us (%s): %.0f %%\n", floor.us, floor.by, 100 * floor.us / timed.us);
+    }
     std::fflush(stdout);
     char row[512];
     std::snprintf(row, sizeof row,
@@ -794,9 +837,27 @@ int main(int argc, char** argv) {
     if (a == "--json") json = argv[++i];
     else if (a == "--tile") tile = std::atoi(argv[++i]);
     else if (a == "--parts") parts = std::atoi(argv[++i]);
+    else if (a == "--merge-kernel") g_merge_kernel = true;
     else keys.push_back(a);
   }
   if (mode == "bench") return bench(keys, json, tile, parts);
+  if (mode == "clusters") {
+    for (const auto& rows : kConfig.rows)
+      for (int i = 0; i < rows.count; ++i)
+        for (int size = 2; size <= 8; ++size) {
+          cudaLaunchAttribute a{};
+          a.id = cudaLaunchAttributeClusterDimension, a.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+          cudaLaunchConfig_t c{};
+          c.gridDim = dim3(static_cast<unsigned>(size * 128)),
+          c.blockDim = dim3(static_cast<unsigned>(rows.tile[i].threads));
+          c.dynamicSmemBytes = static_cast<std::size_t>(rows.tile[i].smem_bytes), c.attrs = &a, c.numAttrs = 1;
+          int n = 0;
+          GOOD(cudaOccupancyMaxActiveClusters(&n, rows.tile[i].kernel, &c));
+          std::printf("%s heads %d: %d clusters of %d = %d CTAs\n", rows.rows, rows.tile[i].shape.heads, n, size,
+                      n * size);
+        }
+    return 0;
+  }
   std::printf("attention_cuda test | bench KEY...\n");
   return 2;
 }

@@ -3,7 +3,7 @@
 // bench/topk_cuda.cu -- checks and times the CUDA top-k kernels alone: no library, no dependency.
 //
 //   topk_cuda test     random and hostile rows against an exact selection on the host; exit 1 on a difference
-//   topk_cuda bench    the keys of the peer benchmark, by tile and parts
+//   topk_cuda bench    the keys of the peer benchmark, by number of parts
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -15,36 +15,27 @@
 #include <vector>
 
 #include "cuda_bench.cuh"
-#include "topk/cuda/select.cuh"
+#include "cuda_timer.cuh"
+#include "topk/cuda/kernels.cuh"
 
 namespace {
 using namespace sievemla::stage::topk;
 
-struct Arch {};
-struct Variant {
-  const char* name;
-  const void *kernel, *short_kernel;
-  int threads, list, smem, short_smem;
+struct Arch {
+  static constexpr int kSm = 90, kSmemBytes = 99 * 1024;
 };
-template <class Tile>
-Variant variant(const char* name) {
-  using Smem = SelectSmem<Tile>;
-  return {name,
-          reinterpret_cast<const void*>(&select_kernel<Arch, Tile, true>),
-          reinterpret_cast<const void*>(&select_kernel<Arch, Tile, false>),
-          Tile::kThreads,
-          Tile::kList,
-          static_cast<int>(sizeof(Smem)),
-          static_cast<int>(offsetof(Smem, position))};
-}
-const Variant kVariants[] = {variant<SelectTile<1024, 8, 1>>("1024x8x1"), variant<SelectTile<512, 16, 2>>("512x16x2")};
+const ConfigKernels kKernels = make_kernels<Arch>();
 
-void launch(const Variant& v, CudaParams p, cudaStream_t stream = nullptr) {
+// As the library does it, with any number of parts.
+void launch(CudaParams p, cudaStream_t stream = nullptr) {
+  if (p.width <= kListEntries) p.parts = 1;
+  const SelectKernel& kernel = p.width <= kListEntries ? kKernels.of_list
+                               : p.parts > 1           ? kKernels.shared
+                                                       : kKernels.alone;
   void* args[] = {&p};
-  GOOD(cudaLaunchKernel(p.width <= v.list ? v.short_kernel : v.kernel,
-                        dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
-                        dim3(static_cast<unsigned>(v.threads)), args,
-                        static_cast<std::size_t>(p.width <= v.list ? v.short_smem : v.smem), stream));
+  GOOD(cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
+                        dim3(static_cast<unsigned>(kernel.threads)), args, static_cast<std::size_t>(kernel.smem_bytes),
+                        stream));
 }
 
 int key_on_host(float x) {
@@ -115,8 +106,8 @@ float score(Kind kind, Random& random, std::int64_t i, std::int64_t n) {
   }
 }
 
-bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengths, int k, int parts, bool ragged,
-           int map, std::uint64_t seed) {
+bool check(const char* what, Kind kind, std::vector<int> lengths, int k, int parts, bool ragged, int map,
+           std::uint64_t seed) {
   Random random{seed};
   const int rows = static_cast<int>(lengths.size());
   std::int64_t width = 1;
@@ -153,7 +144,7 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
   int *d_starts = upload(starts), *d_lengths = upload(lengths), *d_table = upload(table),
       *d_request = upload(row_request);
   p.starts = ragged ? d_starts : nullptr, p.lengths = d_lengths;
-  p.rows = rows, p.k = k, p.parts = parts;
+  p.rows = rows, p.k = k, p.parts = parts, p.ahead = 2;
   const std::size_t ids = static_cast<std::size_t>(rows) * static_cast<std::size_t>(k);
   int* positions = make<int>(ids);
   void* slots = make<std::int64_t>(ids);
@@ -167,18 +158,18 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
   p.tickets = tickets;
   p.counts = make<int>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts));
   p.lists = make<ListEntry>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(parts) *
-                            static_cast<std::size_t>(v.list));
+                            static_cast<std::size_t>(kListEntries));
   std::vector<int> got(ids), again(ids);
   std::vector<std::int64_t> got_slots(ids);
   bool ok = true;
   for (int repeat = 0; repeat < 2; ++repeat) {
     GOOD(cudaMemset(positions, 0xA5, ids * 4));
-    launch(v, p);
+    launch(p);
     GOOD(cudaGetLastError());
     GOOD(cudaDeviceSynchronize());
     GOOD(cudaMemcpy((repeat ? again : got).data(), positions, ids * 4, cudaMemcpyDeviceToHost));
   }
-  if (got != again) std::printf("FAIL %s %s: two runs differ\n", v.name, what), ok = false;
+  if (got != again) std::printf("FAIL %s: two runs differ\n", what), ok = false;
   GOOD(cudaMemcpy(got_slots.data(), slots, ids * 8, cudaMemcpyDeviceToHost));
   for (int t = 0; t < rows && ok; ++t) {
     const auto want = select_on_host(host.data() + t * stride + starts[static_cast<std::size_t>(t)],
@@ -186,9 +177,8 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
     for (int i = 0; i < k && ok; ++i) {
       const std::size_t at = static_cast<std::size_t>(t) * static_cast<std::size_t>(k) + static_cast<std::size_t>(i);
       if (got[at] != want[static_cast<std::size_t>(i)]) {
-        std::printf("FAIL %s %s kind %s k %d parts %d length %d: row %d lane %d is %d, want %d\n", v.name, what,
-                    kNames[kind], k, parts, lengths[static_cast<std::size_t>(t)], t, i, got[at],
-                    want[static_cast<std::size_t>(i)]);
+        std::printf("FAIL %s kind %s k %d parts %d length %d: row %d lane %d is %d, want %d\n", what, kNames[kind], k,
+                    parts, lengths[static_cast<std::size_t>(t)], t, i, got[at], want[static_cast<std::size_t>(i)]);
         ok = false;
       }
       if (!map || !ok) continue;
@@ -203,8 +193,8 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
       }
       const std::int64_t have = map == 2 ? got_slots[at] : reinterpret_cast<const int*>(got_slots.data())[at];
       if (have != slot)
-        std::printf("FAIL %s %s slots: row %d lane %d is %lld, want %lld\n", v.name, what, t, i,
-                    static_cast<long long>(have), static_cast<long long>(slot)),
+        std::printf("FAIL %s slots: row %d lane %d is %lld, want %lld\n", what, t, i, static_cast<long long>(have),
+                    static_cast<long long>(slot)),
             ok = false;
     }
   }
@@ -218,34 +208,25 @@ bool check(const char* what, const Variant& v, Kind kind, std::vector<int> lengt
 int test() {
   int failed = 0, run = 0;
   std::uint64_t seed = 1;
-  for (const Variant& v : kVariants) {
-    for (int kind = 0; kind < kinds; ++kind)
-      for (int k : {1, 100, 2048, 2051, 4096}) {
-        const std::vector<int> some = {0, -1, 1, k - 1, k, k + 1, 8191, 8192, 8193, 9000, 20001};
-        ++run, failed += !check("lengths", v, static_cast<Kind>(kind), some, k, 1, true, 0, seed++);
-        ++run, failed += !check("lengths, parts", v, static_cast<Kind>(kind), some, k, 5, kind % 2 == 0, 1, seed++);
-      }
-    for (int kind = 0; kind < kinds; ++kind) {
-      ++run, failed += !check("long", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 1, true, 2, seed++);
-      ++run, failed +=
-             !check("long, parts", v, static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 32, true, 2, seed++);
+  for (int kind = 0; kind < kinds; ++kind)
+    for (int k : {1, 100, 2048, 2051, 4096}) {
+      const std::vector<int> some = {0, -1, 1, k - 1, k, k + 1, 8191, 8192, 8193, 9000, 20001};
+      ++run, failed += !check("lengths", static_cast<Kind>(kind), some, k, 1, true, 0, seed++);
+      ++run, failed += !check("lengths, parts", static_cast<Kind>(kind), some, k, 5, kind % 2 == 0, 1, seed++);
     }
-    for (int kind : {0, 2, 4, 12})
-      ++run, failed += !check("1M", v, static_cast<Kind>(kind), {1 << 20}, 2048, 66, false, 0, seed++);
-    for (int n = 1; n < 300; n += 7)
-      ++run, failed += !check("short", v, ties, {n, n + 1, n + 2}, 64, 1, true, 0, seed++);
+  for (int kind = 0; kind < kinds; ++kind) {
+    ++run, failed += !check("long", static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 1, true, 2, seed++);
+    ++run, failed += !check("long, parts", static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 32, true, 2, seed++);
   }
+  for (int kind : {0, 2, 4, 12})
+    ++run, failed += !check("1M", static_cast<Kind>(kind), {1 << 20}, 2048, 32, false, 0, seed++);
+  for (int n = 1; n < 300; n += 7) ++run, failed += !check("short", ties, {n, n + 1, n + 2}, 64, 1, true, 0, seed++);
   std::printf("top-k: %d of %d cases failed\n", failed, run);
   return failed != 0;
 }
 
 // ---- bench ------------------------------------------------------------------------------------------
 
-__global__ void spin(long long clocks) {
-  const long long start = clock64();
-  while (clock64() - start < clocks) {
-  }
-}
 __global__ void fill_normal(float* x, std::size_t n, unsigned seed) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * blockDim.x) {
@@ -260,63 +241,6 @@ __global__ void fill_normal(float* x, std::size_t n, unsigned seed) {
   }
 }
 
-struct Timer {
-  char* flush = make<char>(256 << 20);
-  template <class F>
-  float flushed(F&& call) {
-    for (int i = 0; i < 3; ++i) call(nullptr);
-    GOOD(cudaDeviceSynchronize());
-    std::vector<float> times;
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      std::vector<cudaEvent_t> events(50);
-      for (auto& e : events) GOOD(cudaEventCreate(&e));
-      spin<<<1, 1>>>(4000000);
-      for (int i = 0; i < 25; ++i) {
-        GOOD(cudaMemsetAsync(flush, 0, 256 << 20));
-        GOOD(cudaEventRecord(events[static_cast<std::size_t>(2 * i)]));
-        call(nullptr);
-        GOOD(cudaEventRecord(events[static_cast<std::size_t>(2 * i + 1)]));
-      }
-      GOOD(cudaDeviceSynchronize());
-      for (int i = 0; i < 25; ++i) {
-        float ms = 0;
-        GOOD(cudaEventElapsedTime(&ms, events[static_cast<std::size_t>(2 * i)],
-                                  events[static_cast<std::size_t>(2 * i + 1)]));
-        times.push_back(ms * 1e3f);
-      }
-      for (auto& e : events) GOOD(cudaEventDestroy(e));
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-  template <class F>
-  float graph(F&& call) {
-    cudaStream_t stream;
-    GOOD(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    GOOD(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < 20; ++i) call(stream);
-    GOOD(cudaStreamEndCapture(stream, &graph));
-    GOOD(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t a, b;
-    GOOD(cudaEventCreate(&a));
-    GOOD(cudaEventCreate(&b));
-    std::vector<float> times;
-    for (int i = 0; i < 50; ++i) {
-      GOOD(cudaEventRecord(a, stream));
-      GOOD(cudaGraphLaunch(exec, stream));
-      GOOD(cudaEventRecord(b, stream));
-      GOOD(cudaStreamSynchronize(stream));
-      float ms = 0;
-      GOOD(cudaEventElapsedTime(&ms, a, b));
-      times.push_back(ms * 50.f);
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-};
-
 __global__ void nothing() {}
 
 int bench() {
@@ -327,17 +251,9 @@ int bench() {
   struct {
     int rows, length;
     std::vector<int> parts;
-  } cases[] = {{1, 8192, {1}},
-               {1, 65536, {8, 16, 32}},
-               {1, 131072, {8, 16, 32, 64}},
-               {1, 1 << 20, {32, 66, 128}},
-               {16, 65536, {4, 8, 16}},
-               {64, 8192, {1}},
-               {64, 65536, {1, 2, 4}},
-               {128, 131072, {1, 2}},
-               {256, 131072, {1, 2}},
-               {4096, 8192, {1}},
-               {4096, 32768, {1}}};
+  } cases[] = {{1, 8192, {1}},        {1, 65536, {16, 32}}, {1, 131072, {16, 32}}, {1, 1 << 20, {16, 32}},
+               {16, 65536, {4, 8}},   {64, 8192, {1}},      {64, 65536, {1, 2}},   {128, 131072, {1, 2}},
+               {256, 131072, {1, 2}}, {4096, 8192, {1}},    {4096, 32768, {1}}};
   for (const auto& c : cases) {
     CudaParams p{};
     const std::size_t n = static_cast<std::size_t>(c.rows) * static_cast<std::size_t>(c.length);
@@ -346,20 +262,20 @@ int bench() {
     std::vector<int> lengths(static_cast<std::size_t>(c.rows), c.length);
     int* d_lengths = make<int>(lengths.size());
     GOOD(cudaMemcpy(d_lengths, lengths.data(), lengths.size() * 4, cudaMemcpyHostToDevice));
-    p.scores = scores, p.scores_row = c.length, p.width = c.length, p.lengths = d_lengths, p.rows = c.rows, p.k = 2048;
+    p.scores = scores, p.scores_row = c.length, p.width = c.length, p.lengths = d_lengths, p.rows = c.rows, p.k = 2048,
+    p.ahead = 264;
     p.out.positions = make<int>(static_cast<std::size_t>(c.rows) * 2048), p.out.positions_row = 2048;
     p.tickets = make<unsigned>(static_cast<std::size_t>(c.rows), 0);
     p.counts = make<int>(static_cast<std::size_t>(c.rows) * 256);
     p.lists = make<ListEntry>(std::size_t{1024} * 8192);
-    for (const Variant& v : kVariants)
-      for (int parts : c.parts) {
-        p.parts = parts;
-        auto call = [&](cudaStream_t s) { launch(v, p, s); };
-        const float flushed = timer.flushed(call), graph = timer.graph(call);
-        GOOD(cudaDeviceSynchronize());
-        std::printf("topk.f32.rows%d.len%d.k2048 %s parts %d: %.1f us, in a graph %.1f us\n", c.rows, c.length, v.name,
-                    parts, flushed, graph);
-      }
+    for (int parts : c.parts) {
+      p.parts = parts;
+      auto call = [&](cudaStream_t s) { launch(p, s); };
+      const float flushed = timer.flushed(call), graph = timer.graph(call);
+      GOOD(cudaDeviceSynchronize());
+      std::printf("topk.f32.rows%d.len%d.k2048 parts %d: %.1f us, in a graph %.1f us\n", c.rows, c.length, parts,
+                  flushed, graph);
+    }
     for (void* d : {static_cast<void*>(scores), static_cast<void*>(d_lengths), static_cast<void*>(p.out.positions),
                     static_cast<void*>(p.tickets), static_cast<void*>(p.counts), static_cast<void*>(p.lists)})
       GOOD(cudaFree(d));
@@ -370,8 +286,8 @@ int bench() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const Variant& v : kVariants)
-    GOOD(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem));
+  for (const SelectKernel& k : {kKernels.of_list, kKernels.alone, kKernels.shared})
+    GOOD(cudaFuncSetAttribute(k.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, k.smem_bytes));
   const std::string what = argc > 1 ? argv[1] : "test";
   return what == "bench" ? bench() : test();
 }

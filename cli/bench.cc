@@ -463,6 +463,7 @@ int run(const Options& options) {
     for (const Case& c : cases) {
       progress.step(c.name);
       rows.push_back(measure(c, effort));
+      json.write(text_of(to_json(rows)));  // a run that is stopped leaves what it has
     }
   }
   share_peaks(rows);

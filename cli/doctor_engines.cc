@@ -3,8 +3,7 @@
 // cli/doctor_engines.cc -- what engines do by themselves, release by release, and the times that were measured.
 // The one file to change when an engine was read anew: its rows, their version, and the date.
 #include <algorithm>
-#include <array>
-#include <cstdio>
+#include <regex>
 
 #include "cli/doctor.h"
 
@@ -111,15 +110,13 @@ const std::vector<Measured>& measured_attention() {
     std::vector<Measured> found;
     const Json json = Json::parse(kMeasuredJson);
     const auto config = json.at("config").get<std::string>();  // "sm90"
+    const std::regex decode(R"(attend\.decode\.(\w+)\.h(\d+)\.b(\d+)\.topk2048(\.graph)?)");
     for (const Json& row : json.at("cases")) {
       const auto name = row.at("case").get<std::string>();
-      std::array<char, 32> cache{};
-      int heads = 0, batch = 0;
-      if (std::sscanf(name.c_str(), "attend.decode.%31[a-z0-9_].h%d.b%d.topk2048", cache.data(), &heads, &batch) != 3 ||
-          name.ends_with(".warm"))
-        continue;
-      found.push_back({std::stoi(config.substr(2)), json.at("gpu").get<std::string>(), cache.data(), heads, batch,
-                       row.at("us").get<double>(), name});
+      std::smatch part;
+      if (std::regex_match(name, part, decode))
+        found.push_back({std::stoi(config.substr(2)), json.at("gpu").get<std::string>(), part[1], std::stoi(part[2]),
+                         std::stoi(part[3]), row.at("us").get<double>(), name});
     }
     return found;
   }();

@@ -59,10 +59,14 @@ TensorView Inputs::normal(DType dtype, std::initializer_list<std::int64_t> shape
 }
 
 void Inputs::draw_codes(void* to, std::int64_t n, const std::array<std::byte, 256>& codes) {
-  std::uint64_t bits = 0;
-  for (std::int64_t i = 0; i < n; ++i, bits >>= 8) {
-    if (i % 8 == 0) bits = random_();
-    static_cast<std::byte*>(to)[i] = codes[bits & 0xFF];
+  auto* next = static_cast<std::byte*>(to);
+  std::uint64_t state = random_();
+  for (std::int64_t i = 0; i < n; i += 8) {  // splitmix64, as a cache may have a billion of them
+    std::uint64_t bits = state += 0x9E3779B97F4A7C15u;
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+    bits ^= bits >> 31;
+    for (std::int64_t j = i; j < std::min(i + 8, n); ++j, bits >>= 8) next[j] = codes[bits & 0xFF];
   }
 }
 
@@ -76,12 +80,13 @@ TensorView Inputs::ints(std::span<const std::int64_t> values, std::initializer_l
 }
 
 std::vector<std::int64_t> Inputs::distinct(std::int64_t n, std::int64_t limit) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(limit));
-  std::iota(all.begin(), all.end(), 0);
+  if (std::ssize(numbers_) != limit) {  // else any order of them does
+    numbers_.resize(static_cast<std::size_t>(limit));
+    std::iota(numbers_.begin(), numbers_.end(), 0);
+  }
   for (std::int64_t i = 0; i < n; ++i)
-    std::swap(all[static_cast<std::size_t>(i)], all[static_cast<std::size_t>(i + below(limit - i))]);
-  all.resize(static_cast<std::size_t>(n));
-  return all;
+    std::swap(numbers_[static_cast<std::size_t>(i)], numbers_[static_cast<std::size_t>(i + below(limit - i))]);
+  return {numbers_.begin(), numbers_.begin() + n};
 }
 
 TensorView Inputs::block_table(std::span<const std::int64_t> lengths, std::int64_t page_size) {

@@ -53,6 +53,7 @@ class Inputs {
 
   std::mt19937_64 random_;
   std::normal_distribution<float> normal_;
+  std::vector<std::int64_t> numbers_;  // that distinct() draws from
   std::deque<std::vector<std::byte>> memory_;
 };
 

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
-constexpr int kRuns = 50, kBatch = 25, kGraphCalls = 20;
+constexpr int kRuns = 50, kBatch = 25, kProbe = 5, kGraphCalls = 20;
 constexpr double kLong = 200,
                  kWarmSeconds = 0.3;  // microseconds of a call that first gets the clock warm, and for how long
 constexpr double kPatience = 30;      // seconds before a kernel counts as stuck
@@ -103,17 +103,17 @@ int mhz_of(Device device, int which) {
 
 Clocks last_clocks;
 
-// `what` between events, `kBatch` times without a gap: microseconds of each.
+// `what` between events, `runs` times without a gap: microseconds of each.
 void batch(Device device, cudaStream_t stream, const std::function<void()>& before, const std::function<void()>& what,
-           std::vector<double>& us) {
+           std::size_t runs, std::vector<double>& us) {
   std::array<OwnedEvent, kBatch> begin, end;
-  for (int i = 0; i < kBatch; ++i) {
-    check(cudaEventCreate(&begin[static_cast<std::size_t>(i)].value), "cudaEventCreate");
-    check(cudaEventCreate(&end[static_cast<std::size_t>(i)].value), "cudaEventCreate");
+  for (std::size_t i = 0; i < runs; ++i) {
+    check(cudaEventCreate(&begin[i].value), "cudaEventCreate");
+    check(cudaEventCreate(&end[i].value), "cudaEventCreate");
   }
   {
     Gate gate(stream);
-    for (std::size_t i = 0; i < kBatch; ++i) {
+    for (std::size_t i = 0; i < runs; ++i) {
       before();
       check(cudaEventRecord(begin[i].value, stream), "cudaEventRecord");
       what();
@@ -122,7 +122,7 @@ void batch(Device device, cudaStream_t stream, const std::function<void()>& befo
   }
   last_clocks = {mhz_of(device, 1), mhz_of(device, 2)};
   wait_for(stream);
-  for (std::size_t i = 0; i < kBatch; ++i) {
+  for (std::size_t i = 0; i < runs; ++i) {
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin[i].value, end[i].value), "cudaEventElapsedTime");
     us.push_back(static_cast<double>(ms) * 1e3);
@@ -176,15 +176,15 @@ Timing time(Device device, const std::function<void(Stream)>& call, L2 l2) {
   }
 
   std::vector<double> us;
-  batch(device, stream.value, before, once, us);  // the first batch only tells how long a call takes
-  std::nth_element(us.begin(), us.begin() + kBatch / 2, us.end());
-  if (us[kBatch / 2] / calls > kLong)
+  batch(device, stream.value, before, once, kProbe, us);  // only tells how long a call takes
+  std::nth_element(us.begin(), us.begin() + kProbe / 2, us.end());
+  if (us[kProbe / 2] / calls > kLong)
     for (const auto begin = Clock::now(); std::chrono::duration<double>(Clock::now() - begin).count() < kWarmSeconds;) {
       for (int i = 0; i < 5; ++i) once();
       wait_for(stream.value);
     }
   us.clear();
-  while (static_cast<int>(us.size()) < kRuns) batch(device, stream.value, before, once, us);
+  while (static_cast<int>(us.size()) < kRuns) batch(device, stream.value, before, once, kBatch, us);
   for (double& x : us) x /= calls;
   return timing_of(std::move(us));
 }

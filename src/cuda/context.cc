@@ -67,13 +67,6 @@ void load_kernel(const void* kernel, int smem_bytes) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes), "prepare");
 }
 
-void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, cudaStream_t stream, void** arguments,
-            const char* where) {
-  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), arguments,
-                         static_cast<std::size_t>(smem_bytes), stream),
-        where);
-}
-
 CurrentDevice::CurrentDevice(int device) {
   check(cudaGetDevice(&before_), "backend cuda");
   if (before_ != device) check(cudaSetDevice(device), "backend cuda");

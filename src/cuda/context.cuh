@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -29,9 +30,36 @@ void check(cudaError_t error, const char* where);
 // Loads a kernel on the current device and lets it have that much shared memory.
 void load_kernel(const void* kernel, int smem_bytes);
 
-// Launches a kernel on the current device.
-void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, cudaStream_t stream, void** arguments,
-            const char* where);
+struct LaunchShape {
+  std::int64_t ctas;
+  int threads, smem_bytes;
+  int rows = 1;        // of CTAs
+  int cluster = 1;     // CTAs of a cluster (sm_90 on)
+  bool early = false;  // it may start before the kernel before it is done, and waits for it itself (sm_90 on)
+};
+inline cudaError_t launch(const void* kernel, const LaunchShape& shape, cudaStream_t stream, void** arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = shape.early ? 1 : 0;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.ctas), static_cast<unsigned>(shape.rows)),
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.smem_bytes), config.stream = stream;
+  config.attrs = attributes + (shape.early ? 0 : 1);
+  config.numAttrs = (shape.early ? 1u : 0u) + (shape.cluster > 1 ? 1u : 0u);
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+// Launches a kernel on the current device; throws as check does.
+inline void launch(const void* kernel, std::int64_t ctas, int threads, int smem_bytes, cudaStream_t stream,
+                   void** arguments, const char* where) {
+  check(launch(kernel, {ctas, threads, smem_bytes}, stream, arguments), where);
+}
+inline void launch(const void* kernel, const LaunchShape& shape, cudaStream_t stream, void** arguments,
+                   const char* where) {
+  check(launch(kernel, shape, stream, arguments), where);
+}
 
 // The row of a room's list, in the order of configs(), that is for this device.
 template <class ConfigKernels>

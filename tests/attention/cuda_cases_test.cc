@@ -149,8 +149,9 @@ TEST_F(OnCuda, Case10PageSizesAndStrides) {
     }
 }
 
-// One row selected: the output is the row. All codes but the two NaNs come out as f32 has them, and scales that are no
-// powers of two to the precision of bf16.
+// One row selected: the output is the row. Its weight is a power of 2 worked out from the score, here up to a thousand,
+// of which f32 keeps 2^-14: codes, of which the two NaNs are left out, lie an eighth apart. Scales come out to bf16's
+// precision.
 TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
   const Backend cuda = backend();
   const auto code_at = [](int i) { return static_cast<std::byte>((i & 0x7F) == 0x7F ? 0 : i); };
@@ -171,7 +172,7 @@ TEST_F(OnCuda, Case11And12CodesAndScalesOfARow) {
         for (std::size_t d = 0; d < 512; ++d) {
           const float scale = scales[1][d / 128];
           const float value = kv::from_e4m3(std::to_integer<std::uint8_t>(code_at(static_cast<int>(d))));
-          ASSERT_NEAR(result.row(h, 512)[d], value, std::abs(value) * 0x1p-20f) << "code " << d;
+          ASSERT_NEAR(result.row(h, 512)[d], value, std::abs(value) * 0x1p-12f) << "code " << d;
           ASSERT_NEAR(result.row(heads + h, 512)[d], scale, scale * 0x1p-8f) << "column " << d;
         }
     }

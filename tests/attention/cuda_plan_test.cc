@@ -24,7 +24,7 @@ const std::map<int, Limits> kLimits = {
 };
 
 Choice choose_for(const RowKernels& rows, const Workload& workload) {
-  std::array<TileShape, 4> shapes;
+  std::array<TileShape, kMostTiles> shapes;
   for (std::size_t i = 0; i < rows.tiles().size(); ++i) shapes[i] = rows.tile[i].shape;
   return choose({shapes.data(), rows.tiles().size()}, workload);
 }
@@ -77,7 +77,9 @@ TEST(Case25SmemPlan, ChoicesKeepToTheirBounds) {
                 EXPECT_TRUE(!invariant || c.parts == 1);
                 if (c.parts == 1) continue;
                 EXPECT_LE(c.items * c.groups * tile.heads, partial_heads(units, heads, lanes));
-                if (c.merge_here) {
+                if (c.merge == Merge::cluster) {
+                  EXPECT_LE(c.parts, tile.cluster);
+                } else if (c.merge == Merge::last) {
                   EXPECT_LE(c.parts * tile.heads * kHeadBytes, kMergeBytes);
                   EXPECT_LE(units * c.groups, cuda::kAttentionTickets);
                 }

@@ -174,6 +174,20 @@ TEST_F(OnCuda, DenseRagged) {
     }
 }
 
+// So few rows that there are fewer tiles than multiprocessors: a plan with more parts would not fit its workspace.
+TEST_F(OnCuda, DenseShortTables) {
+  const Backend cuda = backend();
+  for (const auto& [format, rope] : kRows)
+    for (std::int64_t heads : {1, 8, 16, 64, 128})
+      for (std::int64_t width : {1, 3, 7}) {
+        Problem p{.tokens = 2, .heads = heads, .format = format, .rope = rope, .pages = 16, .page_size = 16};
+        p.table_width = width;
+        for (std::int64_t i = 0; i < 2 * width; ++i) p.table.push_back(static_cast<std::int32_t>(i));
+        p.lengths = {static_cast<std::int32_t>(16 * width), static_cast<std::int32_t>(16 * width - 5)};
+        expect_solved(p, cuda);
+      }
+}
+
 TEST_F(OnCuda, BatchInvariant) {
   const Backend cuda = backend();
   Problem many{.tokens = 9, .heads = 64, .format = KvFormat::fp8_ds_mla, .pages = 40};

@@ -66,7 +66,9 @@ constexpr cuda::Config kConfigs[] = {{"sm120", 120, 0, nullptr},
                                      {"sm86", 86, 0, nullptr},
                                      {"sm80", 80, 0, nullptr}};
 Kernels attention_alone() {
-  Kernels k;
+  Kernels k{};  // of a build's own, none
+  k.write_latent = {}, k.write_index_keys = {}, k.index_queries = {}, k.index_scores = {};
+  k.topk = {}, k.positions_to_slots = {}, k.expand_pools = {}, k.combine = {};
   k.attention = {&kCuda<stage::attention::AttentionKernel>, 1};
   k.configs = kConfigs;
   return k;

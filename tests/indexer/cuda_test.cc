@@ -62,14 +62,20 @@ TEST_F(IndexerOnCuda, PagedRows) {
       }
 }
 
+// Few rows and many are scored by different kernels.
 TEST_F(IndexerOnCuda, RowsScoreAlikeAloneAndAmongOthers) {
   const Backend cuda = backend();
-  const ScoreProblem problem(ScoreShape{.lengths = std::vector<int>(40, 333), .requests = 1, .heads = 32});
-  const std::vector<float> all = run(cuda, problem.args(), problem.width);
-  IndexScoreArgs one = problem.args();
-  one.q.shape[0] = one.weights.shape[0] = one.lengths.shape[0] = 1;
-  const std::vector<float> alone = run(cuda, one, problem.width);
-  EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin()));
+  for (int heads : {12, 32, 64}) {
+    const ScoreProblem problem(ScoreShape{.lengths = std::vector<int>(100, 333), .requests = 1, .heads = heads});
+    const std::vector<float> all = run(cuda, problem.args(), problem.width);
+    for (int repeat = 0; repeat < 20; ++repeat) EXPECT_EQ(run(cuda, problem.args(), problem.width), all) << repeat;
+    for (std::int64_t rows : {1, 7, 8, 9, 37}) {
+      IndexScoreArgs some = problem.args();
+      some.q.shape[0] = some.weights.shape[0] = some.lengths.shape[0] = rows;
+      const std::vector<float> alone = run(cuda, some, problem.width);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin())) << heads << " heads, " << rows << " rows";
+    }
+  }
 }
 
 TEST_F(IndexerOnCuda, ContiguousKeys) {

@@ -3,7 +3,9 @@
 // tests/support/cuda_memory.h -- a call's host tensors, copied to a CUDA device and back.
 #pragma once
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
@@ -57,20 +59,27 @@ class OnDevice {
   std::vector<Copy> copies_;
 };
 
-// A workspace full of 0xA5, then initialised.
+// A workspace full of 0xA5, then initialised; 64 KiB behind it have to stay so.
 class CudaWorkspace {
  public:
-  CudaWorkspace(const Backend& backend, std::int64_t bytes) : view_{nullptr, bytes} {
-    cuda_good(cudaMalloc(&view_.data, static_cast<std::size_t>(bytes)));
-    cuda_good(cudaMemset(view_.data, 0xA5, static_cast<std::size_t>(bytes)));
-    workspace_init(backend, view_);
+  CudaWorkspace(const Backend& backend, std::int64_t bytes)
+      : bytes_(bytes), memory_(cuda::Memory::on(backend.device(), bytes + kGuardBytes)) {
+    cuda_good(cudaMemset(memory_.data(), 0xA5, static_cast<std::size_t>(memory_.bytes())));
+    workspace_init(backend, *this);
   }
   CudaWorkspace(const CudaWorkspace&) = delete;
-  ~CudaWorkspace() { cudaFree(view_.data); }
-  operator Workspace() const { return view_; }
+  ~CudaWorkspace() {
+    std::vector<std::byte> guard(kGuardBytes);
+    cuda_copy(guard.data(), static_cast<std::byte*>(memory_.data()) + bytes_, kGuardBytes);
+    EXPECT_EQ(std::count(guard.begin(), guard.end(), std::byte{0xA5}), kGuardBytes)
+        << "something was written behind a workspace of " << bytes_ << " bytes";
+  }
+  operator Workspace() const { return {memory_.data(), bytes_}; }
 
  private:
-  Workspace view_;
+  static constexpr std::int64_t kGuardBytes = 64 << 10;
+  std::int64_t bytes_;
+  cuda::Memory memory_;
 };
 
 }  // namespace sievemla::test

@@ -25,19 +25,21 @@ const RowKernels* rows_of(const ConfigKernels& config, const KvCache& kv) {
 }
 
 Choice choose_for(const RowKernels& rows, const Workload& workload) {
-  std::array<TileShape, 4> shapes;
+  std::array<TileShape, kMostTiles> shapes;
   for (std::size_t i = 0; i < rows.tiles().size(); ++i) shapes[i] = rows.tile[i].shape;
   return choose({shapes.data(), rows.tiles().size()}, workload);
 }
 
-// The workspace: tickets, a flag for bad indices, log2 of the partial sums, partial results.
+// The workspace: tickets, a flag for bad indices, the plan of unequal parts, log2 of the partial sums, partial results.
 struct Layout {
-  std::int64_t flag, log2, partial, bytes;
+  std::int64_t flag, plan, log2, partial, bytes;
 };
 Layout layout(std::int64_t heads) {
   const auto aligned = [](std::int64_t n) { return cuda::ceil_div(n, kWorkspaceAlign) * kWorkspaceAlign; };
-  const std::int64_t flag = cuda::kTicketBytes, log2 = flag + kWorkspaceAlign, partial = log2 + aligned(heads * 4);
-  return {flag, log2, partial, partial + heads * kHeadBytes};
+  const std::int64_t flag = cuda::kTicketBytes, plan = flag + kWorkspaceAlign,
+                     log2 = plan + aligned(kUnevenUnits * std::int64_t{sizeof(UnitParts)}),
+                     partial = log2 + aligned(heads * 4);
+  return {flag, plan, log2, partial, partial + heads * kHeadBytes};
 }
 
 // A base and all strides but the last are multiples of 16 bytes, the last dimension is contiguous.
@@ -99,6 +101,7 @@ CudaParams params_of(const AttentionArgs& args, Units units) {
   }
 
   p.units = static_cast<int>(units.units), p.fold = static_cast<int>(units.fold), p.heads = static_cast<int>(q.dim(1));
+  p.read_once = !p.indices || units.units * p.lanes <= p.slots;
   p.scale_log2 = args.scale * kLog2e;
   p.sink = static_cast<const float*>(args.sink.data);
   p.out = args.out.data, p.out_f32 = args.out.dtype == DType::f32;
@@ -145,12 +148,13 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   const bool dense = std::holds_alternative<BlockTable>(args.rows);
   Choice choice = choose_for(
       rows, {units.units, units.fold * p.heads, p.lanes, dense, args.batch_invariant, context.multiprocessors});
-  p.parts = choice.parts, p.target = choice.target, p.merge_here = choice.merge_here;
+  p.parts = choice.parts, p.target = choice.target, p.merge = choice.merge;
 
   char* const space = static_cast<char*>(exec.workspace.data);
   const std::int64_t tile_heads = rows.tile[choice.tile].shape.heads;
   const Layout at = layout(choice.parts == 1 ? 0 : choice.items * choice.groups * tile_heads);
   p.tickets = reinterpret_cast<unsigned*>(space);
+  p.unit_parts = reinterpret_cast<UnitParts*>(space + at.plan);
   p.partial_log2 = reinterpret_cast<float*>(space + at.log2);
   p.partial = reinterpret_cast<float*>(space + at.partial);
 
@@ -161,11 +165,17 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
     cuda::check(cudaMemsetAsync(flag, 0, sizeof(int), stream), "attention");
   }
   const TileKernel& tile = rows.tile[choice.tile];
-  int groups = static_cast<int>(choice.groups), heads = tile.shape.heads, tokens = tile.shape.tokens;
-  void* arguments[] = {&p, &groups, &heads, &tokens};
-  cuda::launch(tile.kernel, choice.items * groups, tile.threads, tile.smem_bytes, stream, arguments, "attention");
-  if (!choice.merge_here)
-    cuda::launch(config.merge, std::int64_t{p.units} * p.fold * p.heads, 128, 0, stream, arguments, "attention");
+  int groups = static_cast<int>(choice.groups), heads = tile.shape.heads;
+  void* arguments[] = {&p, &groups, &heads};
+  const bool early = config.sm >= 90;
+  const int cluster = choice.merge == Merge::cluster ? p.parts : 1;
+  cuda::launch(tile.kernel, {choice.items * groups, tile.threads, tile.smem_bytes, 1, cluster, early}, stream,
+               arguments, "attention");
+  if (choice.merge == Merge::kernel) {
+    const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
+    cuda::launch(config.merge, {all_heads, kMergeThreads, 0, merge_rows(all_heads, context.multiprocessors), 1, early},
+                 stream, arguments, "attention");
+  }
   if (args.check_indices) {  // debug mode may wait
     int bad = 0;
     cuda::check(cudaMemcpyAsync(&bad, flag, sizeof bad, cudaMemcpyDeviceToHost, stream), "attention");

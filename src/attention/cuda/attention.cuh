@@ -61,7 +61,7 @@ struct AttentionSmem {
 
 // ---- device -----------------------------------------------------------------------------------------
 
-template <class Rows, class Tile>
+template <class Rows, class Tile, bool Clusters>
 struct Attention {
   using Smem = AttentionSmem<Rows, Tile>;
   static constexpr int kHeads = Tile::kHeads, kTokens = Tile::kTokens, kStages = Tile::kStages;
@@ -77,7 +77,6 @@ struct Attention {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
   const int g = lane / 4, c = lane % 4;  // fragment row and column
   const Part& part;                      // in shared memory
-  const int first_head;                  // of the CTA in the unit
 
   // Softmax: this lane's head and places in a tile.
   const int soft_head = warp * (kHeads / 4) + lane / kLanesPerHead, soft_first = lane % kLanesPerHead * kMine;
@@ -86,14 +85,15 @@ struct Attention {
   float o[8][kColumns][4] = {};
   float peak = -INFINITY, sum = 0.f;  // of soft_head: what scores are relative to, and this lane's share of the sum
 
-  __device__ Attention(const CudaParams& params, Smem& smem, const Part& work, int head)
-      : p(params), s(smem), part(work), first_head(head) {}
+  __device__ Attention(const CudaParams& params, Smem& smem) : p(params), s(smem), part(smem.plan.place.part) {}
+
+  __device__ int first_head() const { return s.plan.place.group * Tile::kCtaHeads; }  // of the CTA in the unit
 
   // Heads past the last compute on a copy of it, and see nothing.
   __device__ void load_q() {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      const int head = min(first_head + group * kHeads + n * 8 + g, p.fold * p.heads - 1);
+      const int head = min(first_head() + group * kHeads + n * 8 + g, p.fold * p.heads - 1);
       const HeadPlace at = place_of(p, part.unit, head);
       const auto* latent =
           static_cast<const __nv_bfloat16*>(p.q) + at.token * p.q_token + at.head * p.q_head + warp * kWarpLatent;
@@ -419,18 +419,48 @@ struct Attention {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int local = group * kHeads + n * 8 + 2 * c + j;
-        to[n][j] =
-            first_head + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column() : nullptr;
+        to[n][j] = first_head() + local < p.fold * p.heads ? static_cast<T*>(p.out) + s.out_at[local] + first_column()
+                                                           : nullptr;
       }
     store_all(to);
   }
 
-  __device__ void write(int item, int groups, int cta_group) {
+  // The parts of the unit are a cluster: each adds up some of the heads.
+  __device__ void write_with_cluster(int local) {
+    auto* const s_shares = reinterpret_cast<float*>(s.rows);
+    auto* const s_log2 = reinterpret_cast<float*>(s.weights);
+    static_assert(offsetof(Smem, weights) >= sizeof(float) * kShareStride * Tile::kCtaHeads);
+    static_assert(sizeof(s.weights) >= sizeof(float) * Tile::kCtaHeads);
+    if (lane % kLanesPerHead == 0) {
+      s_log2[local] = log2_of(sum, peak);
+      s.rescale[local] = sum == 0.f ? 0.f : Rows::kValueFactor / sum;
+    }
+    __syncthreads();
+    float* to[kColumns][2];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        to[n][j] = s_shares + (group * kHeads + n * 8 + 2 * c + j) * kShareStride + first_column();
+    store_all(to);
+    cuda::cluster_sync();
+    add_shares<1>(p, part.unit, part.parts, part.index, s_log2, s_shares, first_head(),
+                  Tile::kCtaHeads * part.index / part.parts,
+                  min(Tile::kCtaHeads * (part.index + 1) / part.parts, p.fold * p.heads - first_head()), thread / 32,
+                  Tile::kThreads / 32);
+    cuda::cluster_sync();  // until nobody reads here any more
+  }
+
+  __device__ void write(int groups) {
+    const int item = s.plan.place.item, cta_group = s.plan.place.group;
 #pragma unroll
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    const int local = group * kHeads + soft_head, head = first_head + local;
+    const int local = group * kHeads + soft_head, head = first_head() + local;
     const bool live = head < p.fold * p.heads;
     const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * Tile::kCtaHeads;
+    if constexpr (Clusters) {
+      if (part.parts > 1 && p.merge == Merge::cluster) return write_with_cluster(local);
+    }
     if (lane % kLanesPerHead == 0) {
       const HeadPlace at = place_of(p, part.unit, live ? head : 0);
       if (part.parts == 1) {
@@ -453,10 +483,10 @@ struct Attention {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int h = group * kHeads + n * 8 + 2 * c + j;
-        to[n][j] = first_head + h < p.fold * p.heads ? p.partial + (partial + h) * kLatent + first_column() : nullptr;
+        to[n][j] = first_head() + h < p.fold * p.heads ? p.partial + (partial + h) * kLatent + first_column() : nullptr;
       }
     store_all(to);
-    if (!p.merge_here) return;
+    if (p.merge != Merge::last) return;
 
     // Store, fence, count; whoever counts last sees all parts and merges them.
     __threadfence();
@@ -486,17 +516,11 @@ struct Attention {
     __syncthreads();  // the next tile's scores may be written
   }
 
-  __device__ void run(int item, int groups, int cta_group) {
-    if (thread == 0) {
-      const std::int64_t all = (part.lanes + kTokens - 1) / kTokens;
-      s.begin = static_cast<int>(all * part.index / part.parts) * kTokens;
-      s.end = min(part.lanes, static_cast<int>(all * (part.index + 1) / part.parts) * kTokens);
-    }
-    __syncthreads();
+  __device__ void run(int groups) {
     const int tiles = (s.end - s.begin + kTokens - 1) / kTokens;
     look_up(0);
     if (thread < Tile::kCtaHeads) {
-      const int head = first_head + thread;
+      const int head = first_head() + thread;
       const bool live = head < p.fold * p.heads;
       const HeadPlace at = place_of(p, part.unit, live ? head : 0);
       s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) - s.begin : 0;
@@ -529,7 +553,7 @@ struct Attention {
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     __syncthreads();  // the last reads of s.rescale are done
-    write(item, groups, cta_group);
+    write(groups);
   }
 };
 
@@ -539,14 +563,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
     attention_kernel(const __grid_constant__ CudaParams p, int groups) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);
-  const int item = blockIdx.x / groups, group = blockIdx.x % groups;
-  find_part(p, item, false, Tile::kTokens, s.plan);
-  const Part& part = s.plan.part;
-  if (part.parts == 0) return;  // the whole CTA
-  if (threadIdx.x == 0) s.list = list_of(p, part.unit);
+  cuda::let_next_start();
+  cuda::wait_for_kernel();
+  const Place place = find_place(p, groups, Tile::kTokens, s.plan);
+  if (place.part.parts == 0) return;  // the whole CTA
+  if (threadIdx.x == 0) {
+    const LaneRange range = range_of(place.part, Tile::kTokens);
+    s.begin = range.begin, s.end = range.end;
+    tell_merger(p, place);
+    s.plan.place = place, s.list = list_of(p, place.part.unit);
+  }
   __syncthreads();
-  Attention<Rows, Tile> attention(p, s, part, group * Tile::kCtaHeads);
-  attention.run(item, groups, group);
+  Attention<Rows, Tile, (Arch::kCluster > 1)> attention(p, s);
+  attention.run(groups);
 }
 
 }  // namespace sievemla::stage::attention

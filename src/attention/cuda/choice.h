@@ -7,31 +7,38 @@
 #include <cstdint>
 #include <span>
 
+#include "attention/cuda/params.h"
 #include "cuda/launch.h"
 
 namespace sievemla::stage::attention {
 
-// Clocks of the H200, measured: a tile of 32 lanes in a CTA that has its multiprocessor to itself, and what a tile
-// takes of the multiprocessor where CTAs share it; what a CTA costs beside its tiles. Other GPUs differ by a factor,
+// Clocks of the H200, measured: a tile of 32 lanes in a CTA that is alone; what a tile takes where every multiprocessor
+// has a CTA, which share memory, or more of them; what a CTA costs beside its tiles. Other GPUs differ by a factor,
 // which does not change the choice much.
 struct Clocks {
   double alone, shared, start;
 };
 constexpr Clocks clocks_of(int heads) {
   if (heads <= 8) return {2700, 1850, 9000};
-  if (heads <= 16) return {3300, 2200, 9500};
+  if (heads <= 16) return {3300, 2200, 11000};
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
+constexpr Clocks few_heads_clocks(int heads, bool scaled) {
+  if (heads <= 8) return scaled ? Clocks{1250, 1250, 14000} : Clocks{1250, 2100, 14000};
+  if (heads <= 16) return scaled ? Clocks{1550, 1550, 14700} : Clocks{1300, 2240, 14700};
+  return scaled ? Clocks{2000, 2000, 20000} : Clocks{1700, 2600, 20000};
+}
 constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
-  return scaled ? Clocks{2800, 2800, 34000} : Clocks{2300, 2300, 32000};
+  return scaled ? Clocks{2950, 2950, 15000} : Clocks{2450, 2450, 15000};
 }
 
 // What the choice knows of a tile.
 struct TileShape {
-  int heads;   // of a CTA
-  int tokens;  // lanes of a tile
-  int ctas;    // on a multiprocessor
+  int heads;    // of a CTA
+  int tokens;   // lanes of a tile
+  int ctas;     // on a multiprocessor
+  int cluster;  // most CTAs that can be a cluster and merge their parts; 1 where there are no clusters
   Clocks clocks;
 };
 
@@ -48,7 +55,7 @@ struct Choice {
   std::size_t tile = 0;       // which
   std::int64_t groups = 1;    // of heads
   int parts = 1, target = 0;  // as in CudaParams
-  bool merge_here = true;
+  Merge merge = Merge::last;
   std::int64_t items = 0;  // most parts of all units together
 };
 
@@ -57,23 +64,50 @@ inline constexpr std::int64_t kMergeBytes = 256 << 10;  // most that the last CT
 inline constexpr int kMergeHereParts = 4;               // and of how many parts; beyond, a kernel is quicker
 inline constexpr int kMostParts = 32;                   // of equal length
 inline constexpr std::int64_t kPartialHeads = (64 << 20) / kHeadBytes;  // most partial results in all
-inline constexpr int kMergeParts = 2048;                                // most that the merge kernel takes
+inline constexpr int kUnevenUnits = 4096;                               // most that are cut unevenly
+inline constexpr int kMergeThreads = 256;
+inline constexpr int kMergeParts = 2048;  // most that the merge kernel takes
 
-inline bool merges_here(const TileShape& t, std::int64_t parts) {
-  return parts == 1 || (parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes);
+// Of 132 multiprocessors with a CTA each, as many are in clusters of that many CTAs at a time: a cluster stays within a
+// part of the GPU (cudaOccupancyMaxActiveClusters on an H200).
+inline constexpr int kClustered[] = {132, 132, 132, 117, 120, 110, 102, 105, 120};
+
+// Whether parts can be merged so.
+inline bool merges(const TileShape& t, std::int64_t parts, Merge merge) {
+  switch (merge) {
+    case Merge::last: return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes && t.cluster == 1;
+    case Merge::cluster: return parts <= t.cluster;
+    case Merge::kernel: return parts > 1;
+  }
+  return false;
 }
 
-inline double clocks(const TileShape& t, const Workload& x, int parts) {
+inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how) {
   const Clocks& c = t.clocks;
   const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
-  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors), 1, t.ctas);
-  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, x.multiprocessors * crowd);
+  const std::int64_t at_once =
+      how == Merge::cluster ? std::max(1, x.multiprocessors * kClustered[parts] / kClustered[1]) : x.multiprocessors;
+  const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, at_once), 1, t.ctas);
+  const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, at_once * crowd);
   const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
-  const double tile = std::max(c.alone, c.shared * static_cast<double>(crowd)) * t.tokens / 32;
+  const double load = static_cast<double>(std::min(ctas, at_once * crowd)) / static_cast<double>(x.multiprocessors);
+  const double tile = std::max(c.alone, c.shared * load) * t.tokens / 32;
+  const double all_heads = static_cast<double>(x.units * x.heads);
   double merge = 0;
-  if (parts > 1)
-    merge = merges_here(t, parts) ? 3000 + 60. * parts * t.heads : 6000 + 16. * static_cast<double>(x.units * x.heads);
+  if (parts > 1) {
+    switch (how) {
+      case Merge::last: merge = 3000 + 60. * parts * t.heads; break;
+      case Merge::cluster: merge = 3000; break;
+      case Merge::kernel: merge = 4500 + std::min(70 * all_heads, 5500.) + all_heads; break;
+    }
+  }
   return static_cast<double>(waves) * (c.start + static_cast<double>(tiles) * tile) + merge;
+}
+
+// Rows of CTAs of the merge kernel, which has one column of CTAs a head: where heads are few, their columns are shared
+// out.
+inline int merge_rows(std::int64_t heads, int multiprocessors) {
+  return heads <= multiprocessors ? 4 : heads <= 2 * multiprocessors ? 2 : 1;
 }
 
 // `tiles` by ascending heads.
@@ -89,24 +123,28 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
     else most = std::max<std::int64_t>(1, std::min(most, kPartialHeads / rows));
     if (x.invariant) {  // by heads alone, and never cut
       if (i > 0 && x.heads <= tiles[i - 1].heads) break;
-      best = {i, groups, 1, 0, true, x.units};
+      best = {i, groups, 1, 0, Merge::last, x.units};
       continue;
     }
-    for (int parts = 1; parts <= most; ++parts) {
-      const double cost = clocks(t, x, parts);
-      if (best.items > 0 && cost >= least) continue;
-      least = cost;
-      best = {i, groups, parts, 0, merges_here(t, parts), x.units * parts};
-    }
+    for (int parts = 1; parts <= most; ++parts)
+      for (const Merge merge : {Merge::last, Merge::cluster, Merge::kernel}) {
+        if (parts > 1 && !merges(t, parts, merge)) continue;
+        const double cost = clocks(t, x, parts, merge);
+        if (best.items > 0 && cost >= least) continue;
+        least = cost;
+        best = {i, groups, parts, 0, merge, x.units * parts};
+      }
   }
   const TileShape& t = tiles[best.tile];
   if (x.lengths_vary && !x.invariant && x.lanes > t.tokens) {
     const std::int64_t target = std::max<std::int64_t>(1, std::int64_t{x.multiprocessors} * t.ctas / best.groups);
-    const std::int64_t items = x.units + target;
-    if (x.units < 2 * target && target <= kMergeParts && items * best.groups * t.heads <= kPartialHeads) {
-      best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge_here = false;
+    const std::int64_t tiles_in_all = x.units * cuda::ceil_div<std::int64_t>(x.lanes, t.tokens);
+    const std::int64_t items = std::min(x.units + target, tiles_in_all);  // no part is less than a tile
+    if (x.units < 2 * target && x.units <= kUnevenUnits && target <= kMergeParts &&
+        items * best.groups * t.heads <= kPartialHeads) {
+      best.parts = 0, best.target = static_cast<int>(target), best.items = items, best.merge = Merge::kernel;
     } else if (best.parts > 1) {
-      best.parts = 1, best.items = x.units;  // equal parts of unequal units are of no use
+      best.parts = 1, best.items = x.units, best.merge = Merge::last;  // equal parts of unequal units are of no use
     }
   }
   return best;

@@ -2,12 +2,12 @@
 // Copyright The SieveMLA authors
 // src/attention/cuda/hopper.cuh -- the main loop for many heads on sm_90: warp groups multiply (wgmma), one gathers.
 //
-// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, two
+// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, in two
 // stages.
-//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way,
-// once
+//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way
 //   warp groups 0, 1 (consumers): S = Q K^T over 32 of the rows each | barrier: the rows' peaks are known | softmax in
-//   registers, P for the other group into shared memory | barrier | O += P V over all rows, 256 columns each
+//   registers, P for the other group into shared memory; O += P V over its own rows | barrier | over the other's; 256
+//   columns each
 // fp8: codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P, of which a group then
 // needs two copies, one for each 128 of its columns.
 #pragma once
@@ -16,6 +16,8 @@
 #include "attention/cuda/merge.cuh"
 #include "attention/cuda/plan.cuh"
 #include "attention/cuda/rows.cuh"
+#include "cuda/arch/tile.h"
+#include "cuda/ptx/ptx.cuh"
 #include "cuda/ptx/sm90a.cuh"
 
 namespace sievemla::stage::attention {
@@ -31,15 +33,12 @@ struct HopperSmem {
   // room for one alone, the other lies where the stage has its rope, which no longer is needed by then.
   static constexpr bool kBorrows = Rows::kScaled && Rows::kRope > 0;
   alignas(1024) unsigned char weights[Rows::kScaled && !kBorrows ? 2 : 1][kBlockBytes];
-  alignas(16) float scale[2][Rows::kScaled ? 4 : 1][64];  // times kKeyFactor
-  alignas(8) unsigned short live[2][4];                   // bit per row: not a hole
-  alignas(8) std::uint64_t full[2], empty[2];             // mbarriers
-  const void* list;                                       // of the unit
-  int begin, end;                                         // lanes of the unit that are this part's
-  int visible[64];                                        // lanes of this part that the head may see
-  float shared[2][64];                                    // what the consumers tell each other, by head
+  alignas(16) float scale[2][Rows::kScaled ? 4 : 1][64];
+  alignas(8) unsigned char live[2][8];         // bit per row: not a hole
+  alignas(8) std::uint64_t full[2], empty[2];  // mbarriers
+  int visible[64];                             // lanes of this part that the head may see
+  float shared[2][64];                         // what the consumers tell each other, by head
   PlanSmem plan;
-  int is_last;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -47,50 +46,63 @@ struct HopperSmem {
 template <class Rows>
 struct Hopper {
   using Smem = HopperSmem<Rows>;
-  static constexpr int kHeads = 64, kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kFirstProducer = 256;
-  static constexpr int kPieces = Smem::kBlocks * 8;      // of 16 bytes, of a row in bf16
-  static constexpr int kCopies = Rows::kScaled ? 2 : 1;  // of P
+  static constexpr int kHeads = 64, kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kProducers = 128,
+                       kThreads = kConsumers + kProducers;
+  static constexpr int kRows = 16;                                         // of a tile, a producing warp's
+  static constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;  // 504 in all: what 384 threads get at launch
+  static constexpr int kCopies = Rows::kScaled ? 2 : 1;                    // of P
   static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
-  // P carries kKeyFactor as well: the scales in shared memory serve both.
-  static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
+  // Scores are kKeyFactor too small, so the rope of Q is made so, and P and its sums are as much too large: so the
+  // scales serve both as they are.
+  static constexpr int kKeyLog2 = Rows::kScaled ? 56 : 0;
+  static_assert(Rows::kKeyFactor == (Rows::kScaled ? 0x1p56f : 1.f));
+  static constexpr std::uint32_t kRopeFactor = Rows::kScaled ? 0x23802380u : 0;  // 2^-56, twice
+  static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor : 1.f;
 
   const CudaParams& p;
   Smem& s;
-  const Part& part;
+  const int unit, begin, end;  // lanes [begin, end) of the unit
   const int first_head, tiles;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
+  const int thread = threadIdx.x, lane = thread % 32, group = thread / 128;
 
   __device__ static int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
   __device__ std::uint32_t full(int stage) const { return cuda::shared_address(&s.full[stage]); }
   __device__ std::uint32_t empty(int stage) const { return cuda::shared_address(&s.empty[stage]); }
 
-  // ---- producer: a warp's 16 rows of a tile ---------------------------------------------------------
+  // ---- producer: a warp's rows of a tile ------------------------------------------------------------
 
-  // Lanes l and l + 16 know where row l is; -1: a hole.
-  __device__ int lane_of(int tile) const { return s.begin + tile * kTokens + warp * 16 + lane % 16; }
-  __device__ std::int64_t named_by(int at) const { return at < s.end ? read_lane(p, s.list, at) : -1; }
-  __device__ std::int64_t offset_of(std::int64_t named, int at) const {
-    return at < s.end ? row_offset(p, named, at) : -1;
-  }
+  std::uint64_t policy;  // how rows stay in L2
+  const int warp = thread / 32 % 4;
+
+  // Lane l knows where row l % kRows is; -1: a hole.
+  __device__ int lane_of(int tile) const { return begin + tile * kTokens + warp * kRows + lane % kRows; }
+  __device__ std::int64_t offset_of(Name name, int at) const { return at < end ? row_offset(p, name.of(p), at) : -1; }
 
   // 16 bytes of the row at `offset`, zeros for a hole.
   __device__ uint4 load_16(std::int64_t offset, int byte) const {
     uint4 x;
     asm volatile(
         "{\n.reg .pred there;\nsetp.ne.s32 there, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n@there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        "mov.b32 %3, 0;\n@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], "
+        "%6;\n}"
         : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-        : "l"(p.rows + offset + byte), "r"(static_cast<int>(offset >= 0)));
+        : "l"(p.rows + offset + byte), "r"(static_cast<int>(offset >= 0)), "l"(policy));
+    return x;
+  }
+  // x, of which nothing can be worked out before the loop: that would take registers from it.
+  __device__ static int not_ahead(int x) {
+    asm volatile("" : "+r"(x));
     return x;
   }
   // Brings the warp's rows of a tile into L2: few of their loads can be in flight.
   __device__ void prefetch(std::int64_t offsets) const {
     constexpr int kLines = (Rows::kBytes + 127) / 128;
+    const int first = not_ahead(lane);
 #pragma unroll
-    for (int i = 0; i < 16 * kLines; i += 32) {
-      const int row = min((i + lane) / kLines, 15), line = (i + lane) % kLines;
+    for (int i = 0; i < kRows * kLines; i += 32) {
+      const int row = min((i + first) / kLines, kRows - 1), line = (i + first) % kLines;
       const std::int64_t at = __shfl_sync(~0u, offsets, row);
-      if (at >= 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.rows + at + line * 128));
+      if (at >= 0) cuda::prefetch_l2(p.rows + at + line * 128);
     }
   }
   // This thread's 16 codes of row `row`.
@@ -112,56 +124,67 @@ struct Hopper {
   // `to`: where the block has the warp's rows.
   __device__ void copy_16(const unsigned char* to, int row, int piece, std::int64_t offset, int byte) const {
     cuda::cp_async_16(cuda::shared_address(to + swizzled(row, piece)), p.rows + max(offset, std::int64_t{0}) + byte,
-                      offset >= 0 ? 16 : 0);
+                      offset >= 0 ? 16 : 0, policy);
   }
 
   __device__ void produce() {
     constexpr int kAhead = 8;  // rows whose loads are in flight
+    const void* const list = list_of(p, unit);
+    int zero;  // that the compiler takes for different in different lanes: see below
+    asm volatile("mov.u32 %0, %%laneid;\nshr.u32 %0, %0, 5;" : "=r"(zero));
+    policy = cuda::l2_policy(p.read_once);
     int at = lane_of(0);
-    std::int64_t here = offset_of(named_by(at), at), next = offset_of(named_by(at + kTokens), at + kTokens);
-    uint4 ring[kAhead], scale{};
-    if constexpr (Rows::kScaled) {
-      prefetch(next);
-      scale = load_16(here, Rows::kScaleOffset);
+    Name first, second;
+    first.read(p, list, at, at < end), second.read(p, list, at + kTokens, at + kTokens < end);
+    std::int64_t here = offset_of(first, at), next;
+    uint4 ring[kAhead];
+    const auto load_ahead = [&] {
+      if constexpr (Rows::kScaled) {
 #pragma unroll
-      for (int row = 0; row < kAhead; ++row) ring[row] = codes(here, row);
-    }
+        for (int row = 0; row < kAhead; ++row) ring[row] = codes(here, row);
+      }
+    };
+    if constexpr (Rows::kScaled) prefetch(here);
+    load_ahead();
+    next = offset_of(second, at + kTokens);
+    cuda::barrier_sync(1, kThreads);  // the mbarriers are there
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, at += kTokens) {
-      const int stage = tile % 2;
-      const std::int64_t named = named_by(at + 2 * kTokens);
-      int piece = lane % 8;
-      unsigned char* const to = s.rows[stage][0] + warp * 16 * 128;
+      // A stage that is the same in all lanes would go into a uniform register, and ptxas 13.0 then makes an illegal
+      // instruction of a cp.async with an L2 policy.
+      const int stage = tile % 2 + zero;
+      Name name;
+      name.read(p, list, at + 2 * kTokens, at + 2 * kTokens < end);
+      unsigned char* const to = s.rows[stage][0] + warp * kRows * 128;
       if (tile >= 2) cuda::mbarrier_wait(empty(stage), (tile / 2 + 1) & 1);
       if constexpr (Rows::kRope > 0) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = 4 * i + lane / 8;
-          copy_16(to + 8 * Smem::kBlockBytes, row, piece, __shfl_sync(~0u, here, row),
-                  Rows::kRopeOffset + lane % 8 * 16);
+        for (int i = 0; i < kRows / 4; ++i) {
+          const int l = not_ahead(lane), row = 4 * i + l / 8;
+          copy_16(to + 8 * Smem::kBlockBytes, row, l % 8, __shfl_sync(~0u, here, row), Rows::kRopeOffset + l % 8 * 16);
         }
       }
       const unsigned live = __ballot_sync(~0u, here >= 0);
-      if (lane == 0) s.live[stage][warp] = static_cast<unsigned short>(live);
+      if (lane < kRows / 8) s.live[stage][warp * (kRows / 8) + lane] = static_cast<unsigned char>(live >> 8 * lane);
       if constexpr (Rows::kScaled) {
-        if (lane < 16) {
-          const std::uint32_t x[4] = {scale.x, scale.y, scale.z, scale.w};
 #pragma unroll
-          for (int i = 0; i < 4; ++i) s.scale[stage][i][warp * 16 + lane] = __uint_as_float(x[i]) * Rows::kKeyFactor;
+        for (int i = 0; i < kRows / 8; ++i) {
+          const int l = not_ahead(lane), row = 8 * i + l % 8;
+          const std::int64_t from = __shfl_sync(~0u, here, row);
+          cuda::cp_async_4(cuda::shared_address(&s.scale[stage][l / 8][warp * kRows + row]),
+                           p.rows + max(from, std::int64_t{0}) + Rows::kScaleOffset + l / 8 * 4, from >= 0 ? 4 : 0);
         }
-        scale = load_16(next, Rows::kScaleOffset);
-        piece = lane % 4 * 2 + lane / 4 % 2;
-        asm volatile("" : "+r"(piece));  // the places of all rows, worked out ahead, would not fit the registers
+        const int piece = not_ahead(lane % 4 * 2 + lane / 4 % 2);
 #pragma unroll
-        for (int row = 0; row < 16; ++row) {
+        for (int row = 0; row < kRows; ++row) {
           store_codes(to + lane / 4 * Smem::kBlockBytes, row, piece, ring[row % kAhead]);
-          ring[row % kAhead] = codes(row + kAhead < 16 ? here : next, (row + kAhead) % 16);
+          if (row + kAhead < kRows) ring[row % kAhead] = codes(here, row + kAhead);
         }
         cuda::fence_async();
       } else {
-        asm volatile("" : "+r"(piece));
+        const int piece = not_ahead(lane % 8);
 #pragma unroll
-        for (int row = 0; row < 16; ++row) {
+        for (int row = 0; row < kRows; ++row) {
           const std::int64_t from = __shfl_sync(~0u, here, row);
           copy_16(to + lane / 8 * Smem::kBlockBytes, row, piece, from, lane * 16);
           copy_16(to + (4 + lane / 8) * Smem::kBlockBytes, row, piece, from, 512 + lane * 16);
@@ -169,7 +192,9 @@ struct Hopper {
       }
       cuda::mbarrier_arrive_landed(full(stage));
       cuda::mbarrier_arrive(full(stage));
-      here = next, next = offset_of(named, at + 2 * kTokens);
+      here = next;
+      load_ahead();  // not before the fence, which waits for loads
+      next = offset_of(name, at + 2 * kTokens);
       if constexpr (Rows::kScaled) prefetch(next);
     }
   }
@@ -179,15 +204,17 @@ struct Hopper {
   const int c = lane % 4, row = warp * 16 + lane / 4;  // this thread's heads: row and row + 8
   float o[2][64] = {};                                 // columns 256 group + 128 i + ..
   float x[16];                                         // scores of rows 32 group + .., then weights
-  float share[16];                                     // sums over 128 dimensions
+  float share[Rows::kScaled ? 2 : 1][16];              // sums over 128 dimensions
   float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-  __device__ Hopper(const CudaParams& params, Smem& smem, int head)
+  __device__ Hopper(const CudaParams& params, Smem& smem, int of, LaneRange lanes, int head)
       : p(params),
         s(smem),
-        part(smem.plan.part),
+        unit(of),
+        begin(lanes.begin),
+        end(lanes.end),
         first_head(head),
-        tiles((smem.end - smem.begin + kTokens - 1) / kTokens) {}
+        tiles((lanes.end - lanes.begin + kTokens - 1) / kTokens) {}
 
   // Heads past the last compute on a copy of it.
   __device__ int head_of(int local) const { return min(first_head + local, p.fold * p.heads - 1); }
@@ -195,7 +222,7 @@ struct Hopper {
   // A warp loads eight heads.
   __device__ void load_q() {
     const int first = thread / 32 * 8;
-    const HeadPlace at = place_of(p, part.unit, head_of(first + lane % 8));
+    const HeadPlace at = place_of(p, unit, head_of(first + lane % 8));
     const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
                        rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
     uint4 y[8][2], z[2];
@@ -205,6 +232,7 @@ struct Hopper {
 #pragma unroll
       for (int half = 0; half < 2; ++half) y[h][half] = __ldg(reinterpret_cast<const uint4*>(from + 256 * half));
     }
+    if (thread < kHeads) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
     if constexpr (Rows::kRope > 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -212,22 +240,22 @@ struct Hopper {
                                                     __shfl_sync(~0u, rope, 4 * i + lane / 8) + lane % 8 * 8));
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        *reinterpret_cast<uint4*>(s.q[8] + swizzled(first + 4 * i + lane / 8, lane % 8)) = z[i];
+        *reinterpret_cast<uint4*>(s.q[8] + swizzled(first + 4 * i + lane / 8, lane % 8)) = times<kRopeFactor>(z[i]);
     }
 #pragma unroll
     for (int h = 0; h < 8; ++h)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<uint4*>(s.q[4 * half + lane / 8] + swizzled(first + h, lane % 8)) = times_factor(y[h][half]);
+        *reinterpret_cast<uint4*>(s.q[4 * half + lane / 8] + swizzled(first + h, lane % 8)) =
+            times<Rows::kQueryFactor>(y[h][half]);
     cuda::fence_async();
     cuda::barrier_sync(3, kConsumers);
   }
-  __device__ static uint4 times_factor(uint4 y) {
-    if constexpr (Rows::kQueryFactor != 0) {
-      y.x = cuda::fma_bf16x2(y.x, Rows::kQueryFactor, 0x80008000u);
-      y.y = cuda::fma_bf16x2(y.y, Rows::kQueryFactor, 0x80008000u);
-      y.z = cuda::fma_bf16x2(y.z, Rows::kQueryFactor, 0x80008000u);
-      y.w = cuda::fma_bf16x2(y.w, Rows::kQueryFactor, 0x80008000u);
+  template <std::uint32_t Factor>
+  __device__ static uint4 times(uint4 y) {
+    if constexpr (Factor != 0) {
+      y.x = cuda::fma_bf16x2(y.x, Factor, 0x80008000u), y.y = cuda::fma_bf16x2(y.y, Factor, 0x80008000u);
+      y.z = cuda::fma_bf16x2(y.z, Factor, 0x80008000u), y.w = cuda::fma_bf16x2(y.w, Factor, 0x80008000u);
     }
     return y;
   }
@@ -244,47 +272,57 @@ struct Hopper {
     }
   }
 
-  __device__ void score(int stage) {
+  __device__ void score(int tile) {
+    const int stage = tile % 2;
+    cuda::mbarrier_wait(full(stage), tile / 2 & 1);
+    cuda::fence_async();
     cuda::hold(x);
     if constexpr (!Rows::kScaled) {
       cuda::wgmma_fence();
       multiply_keys<0, Smem::kBlocks>(x, stage, false);
     } else {
-      cuda::hold(share);
+      cuda::hold(share[0]);
       cuda::wgmma_fence();
       if constexpr (Rows::kRope > 0) multiply_keys<8, 1>(x, stage, false);
-      multiply_keys<0, 2>(share, stage, false);
+      multiply_keys<0, 2>(share[0], stage, false);
     }
     cuda::wgmma_commit();
     cuda::wgmma_wait<0>();
     cuda::hold(x);
     if constexpr (Rows::kScaled) {
-      take_share<0>(stage);
+      cuda::hold(share[0]);
+      // A group of dimensions is multiplied while the sums of the one before are taken.
       multiply_group<1>(stage);
+      take_share<0>(stage);
       multiply_group<2>(stage);
+      cuda::wgmma_wait<1>();
+      take_share<1>(stage);
       multiply_group<3>(stage);
+      cuda::wgmma_wait<1>();
+      take_share<2>(stage);
+      cuda::wgmma_wait<0>();
+      take_share<3>(stage);
     }
   }
   template <int Group>
   __device__ void multiply_group(int stage) {
-    cuda::hold(share);
+    cuda::hold(share[Group % 2]);
     cuda::wgmma_fence();
-    multiply_keys<2 * Group, 2>(share, stage, false);
+    multiply_keys<2 * Group, 2>(share[Group % 2], stage, false);
     cuda::wgmma_commit();
-    cuda::wgmma_wait<0>();
-    take_share<Group>(stage);
   }
   // x += share * scale
   template <int Group>
   __device__ void take_share(int stage) {
-    cuda::hold(share);
+    float (&sums)[16] = share[Group % 2];
+    cuda::hold(sums);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 scale = scales(stage, Group, j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool first = Group == 0 && Rows::kRope == 0;
-        x[4 * j + i] = fmaf(share[4 * j + i], i % 2 ? scale.y : scale.x, first ? 0.f : x[4 * j + i]);
+        x[4 * j + i] = fmaf(sums[4 * j + i], i % 2 ? scale.y : scale.x, first ? 0.f : x[4 * j + i]);
       }
     }
   }
@@ -293,10 +331,11 @@ struct Hopper {
     return *reinterpret_cast<const float2*>(&s.scale[stage][scale_group][32 * group + 8 * j + 2 * c]);
   }
 
-  // P in x.
-  __device__ void softmax(int stage, int at) {
+  // P in x. Whether some of it is so large a part of this group's sum so far that its rounding to bf16 would show.
+  __device__ bool softmax(int tile) {
+    const int stage = tile % 2, first = tile * kTokens + 32 * group;
+    const float scale_log2 = p.scale_log2 * Rows::kKeyFactor;
     const unsigned live = reinterpret_cast<const unsigned*>(s.live[stage])[group];
-    const int first = at + 32 * group;
     const int visible[2] = {s.visible[row] - first, s.visible[row + 8] - first};
     if (live != ~0u || min(visible[0], visible[1]) < 32) {
 #pragma unroll
@@ -305,25 +344,24 @@ struct Hopper {
         if (!(live >> token & 1) || token >= visible[i / 2 % 2]) x[i] = -INFINITY;
       }
     }
-    float most[2] = {-INFINITY, -INFINITY}, rescale[2];
+    float mine[2] = {-INFINITY, -INFINITY}, rescale[2];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
+    for (int i = 0; i < 16; ++i) mine[i / 2 % 2] = fmaxf(mine[i / 2 % 2], x[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-      if (c == 0) s.shared[group][row + 8 * r] = most[r];
+      mine[r] = fmaxf(mine[r], __shfl_xor_sync(~0u, mine[r], 1));
+      mine[r] = fmaxf(mine[r], __shfl_xor_sync(~0u, mine[r], 2));
+      if (c == 0) s.shared[group][row + 8 * r] = mine[r];
     }
     cuda::barrier_sync(3, kConsumers);
     bool changed = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = fmaxf(most[r], s.shared[1 - group][row + 8 * r]) * p.scale_log2;
-      most[r] =
-          most[r] > peak[r] + kSlack ? most[r] : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
-      rescale[r] = most[r] == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most[r]);
+      float most = fmaxf(mine[r], s.shared[1 - group][row + 8 * r]) * scale_log2;
+      most = most > peak[r] + kSlack ? most : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
+      rescale[r] = most == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most);
       changed |= rescale[r] != 1.f;
-      peak[r] = most[r];
+      peak[r] = most;
       sum[r] *= rescale[r];
     }
     if (__any_sync(~0u, changed)) {
@@ -332,24 +370,24 @@ struct Hopper {
 #pragma unroll
         for (int i = 0; i < 64; ++i) o[h][i] *= rescale[i / 2 % 2];
     }
-    const float shift[2] = {peak[0] == -INFINITY ? 0.f : peak[0], peak[1] == -INFINITY ? 0.f : peak[1]};
+    const float shift[2] = {kKeyLog2 - (peak[0] == -INFINITY ? 0.f : peak[0]),
+                            kKeyLog2 - (peak[1] == -INFINITY ? 0.f : peak[1])};
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      x[i] = cuda::exp2_approx(fmaf(x[i], p.scale_log2, -shift[i / 2 % 2]));
+      x[i] = cuda::exp2_approx(fmaf(x[i], scale_log2, shift[i / 2 % 2]));
       sum[i / 2 % 2] += x[i];
     }
-  }
-  // Whether some of P is so large a part of this group's sum so far that its rounding to bf16 would show.
-  __device__ bool heavy() const {
-    float largest[2] = {0.f, 0.f};
+    bool heavy = false;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], x[i]);
-    bool any = largest[0] * kHeavyPart > sum[0] || largest[1] * kHeavyPart > sum[1];  // of this thread's share
-    if (__any_sync(~0u, any)) {
-      const float all[2] = {quad_sum(sum[0]), quad_sum(sum[1])};
-      any = largest[0] * kHeavyPart > all[0] || largest[1] * kHeavyPart > all[1];
+    for (int r = 0; r < 2; ++r) {
+      mine[r] = cuda::exp2_approx(fmaf(mine[r], scale_log2, shift[r])) * kHeavyPart;
+      heavy |= mine[r] > sum[r];  // of this thread's share; of all where that is so
     }
-    return any;
+    if (__any_sync(~0u, heavy)) {
+      const float all[2] = {quad_sum(sum[0]), quad_sum(sum[1])};
+      heavy = mine[0] > all[0] || mine[1] > all[1];
+    }
+    return heavy;
   }
   __device__ static float quad_sum(float y) {
     y += __shfl_xor_sync(~0u, y, 1);
@@ -361,188 +399,172 @@ struct Hopper {
     if constexpr (Smem::kBorrows) return reader == 1 ? s.weights[0] : s.rows[stage][8];
     return s.weights[Rows::kScaled ? reader : 0];
   }
-  // P for 16 columns of scale group `scale_group`, rounded, or what rounding took from it.
-  __device__ std::uint32_t weight(int stage, int scale_group, int j, int r, bool residue) const {
-    float2 y = {x[4 * j + 2 * r], x[4 * j + 2 * r + 1]};
-    if constexpr (Rows::kScaled) {
-      const float2 scale = scales(stage, scale_group, j);
-      y.x *= scale.x, y.y *= scale.y;
-    }
-    if (residue) {
-      y.x -= __bfloat162float(__float2bfloat16_rn(y.x));
-      y.y -= __bfloat162float(__float2bfloat16_rn(y.y));
-    }
-    return cuda::pack_bf16x2(y.x, y.y);
+  // Two weights rounded, or what rounding takes from them.
+  template <bool Residue>
+  __device__ static std::uint32_t rounded(float y, float z) {
+    if constexpr (Residue) y -= __bfloat162float(__float2bfloat16_rn(y)), z -= __bfloat162float(__float2bfloat16_rn(z));
+    return cuda::pack_bf16x2(y, z);
   }
-  // O += P V. True: P has to go through V once more, as what rounding took from it.
-  __device__ bool accumulate(int stage, bool residue) {
-    unsigned char* const to = weights_for(1 - group, stage);
-    std::uint32_t mine[kCopies][8];
+  // P, times the scales: this group's as operands, the other's into shared memory.
+  template <bool Residue>
+  __device__ void spread_weights(int stage, std::uint32_t (&own)[kCopies][8]) {
+    unsigned char* const to = weights_for(1 - group, stage) + row * 128 + 4 * c;
+    const int turn = (row & 7) << 4;          // of the swizzle
+    constexpr int kAtOnce = Residue ? 1 : 4;  // scales that are read before anything is written
 #pragma unroll
-    for (int copy = 0; copy < kCopies; ++copy)
+    for (int i = 0; i < kCopies * 4; i += kAtOnce) {
+      const int copy = i / 4;
+      float2 scale[2][kAtOnce];
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
+      for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+        for (int other = 0; other < 2; ++other)
+          scale[other][k] =
+              Rows::kScaled ? scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k) : float2{1.f, 1.f};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          mine[copy][2 * j + r] = weight(stage, 2 * group + copy, j, r, residue);
-          const std::uint32_t other =
-              Rows::kScaled ? weight(stage, 2 * (1 - group) + copy, j, r, residue) : mine[copy][2 * j + r];
-          const int piece = 4 * (Rows::kScaled ? copy : group) + j;
-          *reinterpret_cast<std::uint32_t*>(to + swizzled(row + 8 * r, piece) + 4 * c) = other;
+          const int j = i % 4 + k, piece = 4 * (Rows::kScaled ? copy : group) + j;
+          const float y = x[4 * j + 2 * r], z = x[4 * j + 2 * r + 1];
+          own[copy][2 * j + r] = rounded<Residue>(y * scale[0][k].x, z * scale[0][k].y);
+          *reinterpret_cast<std::uint32_t*>(to + 1024 * r + (piece << 4 ^ turn)) =
+              Rows::kScaled ? rounded<Residue>(y * scale[1][k].x, z * scale[1][k].y) : own[copy][2 * j + r];
         }
+    }
+  }
+  // Starts O += P V. True: P has to go through V once more, as what rounding took from it.
+  template <bool Residue>
+  __device__ bool accumulate(int tile, bool heavy) {
+    const int stage = tile % 2;
+    std::uint32_t own[kCopies][8];
+    spread_weights<Residue>(stage, own);
     cuda::fence_async();
-    const bool again = cuda::barrier_any(3, kConsumers, !residue && heavy());
-
+    // Its own rows first: the other's P may take a while.
+    const unsigned char* values = s.rows[stage][4 * group];
+    const auto matrix_of = [&](int rows_of, int h, int step) {
+      return cuda::matrix(cuda::shared_address(values + rows_of * 4096), Smem::kBlockBytes, 1024) +
+             ((2 * h * Smem::kBlockBytes + step * 2048) >> 4);
+    };
     cuda::hold(o[0]), cuda::hold(o[1]);
     cuda::wgmma_fence();
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+        cuda::wgmma_64x128(o[h], &own[kCopies == 2 ? h : 0][4 * step], matrix_of(group, h, step));
+    const bool again = cuda::barrier_any(3, kConsumers, heavy);
     const std::uint64_t others = cuda::matrix(cuda::shared_address(weights_for(group, stage)), 16, 1024);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const unsigned char* values = s.rows[stage][4 * group + 2 * h];
-      const std::uint64_t own_v = cuda::matrix(cuda::shared_address(values + group * 4096), Smem::kBlockBytes, 1024),
-                          other_v =
-                              cuda::matrix(cuda::shared_address(values + (1 - group) * 4096), Smem::kBlockBytes, 1024);
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        cuda::wgmma_64x128(o[h], &mine[kCopies == 2 ? h : 0][4 * step], own_v + (step * 2048 >> 4));
+      for (int step = 0; step < 2; ++step)
         cuda::wgmma_64x128(o[h], others + (64 * (Rows::kScaled ? h : 1 - group) + 32 * step >> 4),
-                           other_v + (step * 2048 >> 4));
-      }
-    }
+                           matrix_of(1 - group, h, step));
     cuda::wgmma_commit();
-    cuda::wgmma_wait<0>();
-    cuda::hold(o[0]), cuda::hold(o[1]);
     return again;
   }
-
-  template <class T>
-  __device__ void store(T* const (&to)[2], const float (&factor)[2]) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!to[r]) continue;
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          const float2 y = {o[h][4 * j + 2 * r] * factor[r], o[h][4 * j + 2 * r + 1] * factor[r]};
-          T* const at = to[r] + 256 * group + 128 * h + 8 * j + 2 * c;
-          if constexpr (sizeof(T) == 4) *reinterpret_cast<float2*>(at) = y;
-          else *reinterpret_cast<unsigned*>(at) = cuda::pack_bf16x2(y.x, y.y);
-        }
-    }
+  __device__ void finish() {
+    cuda::wgmma_wait<0>();
+    cuda::hold(o[0]), cuda::hold(o[1]);
   }
 
-  __device__ void write(int item, int groups, int cta_group) {
+  // ---- the result -----------------------------------------------------------------------------------
+
+  __device__ void write(int groups) {
+    const Place& place = s.plan.place;
+    const Part& part = place.part;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
       if (c == 0) s.shared[group][row + 8 * r] = sum[r];
     }
     cuda::barrier_sync(3, kConsumers);
-    float factor[2];
-    std::int64_t out_at[2];
-    bool exists[2];
-    const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * kHeads;
+    auto* const s_log2 = reinterpret_cast<float*>(s.q[0]);  // no longer needed
+    auto* const s_shares = reinterpret_cast<float*>(s.rows);
+    static_assert(offsetof(Smem, scale) - offsetof(Smem, rows) >= sizeof(float) * kShareStride * kHeads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int local = row + 8 * r;
-      exists[r] = first_head + local < p.fold * p.heads;
-      const HeadPlace at = place_of(p, part.unit, head_of(local));
-      out_at[r] = at.token * p.out_token + at.head * p.out_head;
-      sum[r] = s.shared[0][local] + s.shared[1][local];
-      const bool mine = exists[r] && group == 0 && c == 0;
-      if (part.parts == 1) {
-        factor[r] = inverse_with_sink(p, sum[r], peak[r], at.head) * kOutFactor;
-        if (p.lse && mine) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum[r], peak[r]) * kLn2;
-      } else {
-        factor[r] = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
-        if (mine) p.partial_log2[partial + local] = log2_of(sum[r], peak[r]);
-      }
-    }
-    if (part.parts == 1) {
-      if (p.out_f32) {
-        auto* out = static_cast<float*>(p.out);
-        store<float>({exists[0] ? out + out_at[0] : nullptr, exists[1] ? out + out_at[1] : nullptr}, factor);
-      } else {
-        auto* out = static_cast<unsigned short*>(p.out);
-        store<unsigned short>({exists[0] ? out + out_at[0] : nullptr, exists[1] ? out + out_at[1] : nullptr}, factor);
-      }
-      return;
-    }
-    float* to[2];
+      sum[r] = s.shared[0][row + 8 * r] + s.shared[1][row + 8 * r];
+      if (group == 0 && c == 0) s_log2[row + 8 * r] = log2_of(sum[r], peak[r] - kKeyLog2);
+      const float factor = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
+      float* const to = s_shares + (row + 8 * r) * kShareStride + 256 * group + 2 * c;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) to[r] = exists[r] ? p.partial + (partial + row + 8 * r) * kLatent : nullptr;
-    store<float>(to, factor);
-    if (!p.merge_here) return;
-
-    // Store, fence, count; whoever counts last sees all parts and merges them.
-    __threadfence();
-    cuda::barrier_sync(3, kConsumers);
-    unsigned* ticket = p.tickets + static_cast<std::int64_t>(part.unit) * groups + cta_group;
-    if (thread == 0) s.is_last = atomicAdd(ticket, 1u) == static_cast<unsigned>(part.parts - 1);
-    cuda::barrier_sync(3, kConsumers);
-    if (!s.is_last) return;
-    if (thread == 0) *ticket = 0;
-    __threadfence();
-    auto* const s_out_at = reinterpret_cast<std::int64_t*>(s.q[0]);  // no longer needed
-    auto* const s_weight = reinterpret_cast<float*>(s.q[1]);
-    static_assert(sizeof(s.q[1]) >= kMergeBytes / kHeadBytes * sizeof(float));
-    if (group == 0 && c == 0) s_out_at[row] = out_at[0], s_out_at[row + 8] = out_at[1];
-    merge_heads(p, part, cta_group, groups, kHeads, 0, kHeads, s_weight, s_out_at, kConsumers,
-                [] { cuda::barrier_sync(3, kConsumers); });
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int j = 0; j < 16; ++j)
+          *reinterpret_cast<float2*>(to + 128 * h + 8 * j) = {o[h][4 * j + 2 * r] * factor,
+                                                              o[h][4 * j + 2 * r + 1] * factor};
+    }
+    const int heads = min(kHeads, p.fold * p.heads - first_head), warp = thread / 32;
+    if (part.parts == 1 || p.merge == Merge::cluster) {
+      if (part.parts > 1) cuda::cluster_sync();
+      else cuda::barrier_sync(3, kConsumers);
+      add_shares<4>(p, unit, part.parts, part.index, s_log2, s_shares, first_head, kHeads * part.index / part.parts,
+                    min(kHeads * (part.index + 1) / part.parts, heads), warp, kConsumerWarps);
+      if (part.parts > 1) cuda::cluster_sync();  // until nobody reads here any more
+    } else {
+      cuda::barrier_sync(3, kConsumers);
+      const std::int64_t partial = (static_cast<std::int64_t>(place.item) * groups + place.group) * kHeads;
+      if (thread < heads) p.partial_log2[partial + thread] = s_log2[thread];
+      for (int local = warp; local < heads; local += kConsumerWarps)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int column = 128 * k + 4 * lane;
+          *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) =
+              *reinterpret_cast<const float4*>(s_shares + local * kShareStride + column);
+        }
+    }
   }
 
-  __device__ void consume(int item, int groups, int cta_group) {
-    if (thread < kHeads) s.visible[thread] = lanes_of_token(p, part.unit, head_of(thread) / p.heads) - s.begin;
+  __device__ void consume(int groups) {
     load_q();
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      const int stage = tile % 2;
-      cuda::mbarrier_wait(full(stage), tile / 2 & 1);
-      cuda::fence_async();
-      score(stage);
-      softmax(stage, tile * kTokens);
-      if (accumulate(stage, false)) {
+      score(tile);
+      const bool heavy = softmax(tile);
+      if (accumulate<false>(tile, heavy)) {
+        finish();
         cuda::barrier_sync(3, kConsumers);  // P is no longer read
-        accumulate(stage, true);
+        accumulate<true>(tile, false);
       }
-      if (lane == 0) cuda::mbarrier_arrive(empty(stage));
+      finish();
+      if (lane == 0) cuda::mbarrier_arrive(empty(tile % 2));
     }
-    write(item, groups, cta_group);
+    write(groups);
   }
 };
 
 #endif
 
 template <class Arch, class Rows>
-__global__ void __launch_bounds__(384, 1) hopper_kernel(const __grid_constant__ CudaParams p, int groups) {
+__global__ void __launch_bounds__(cuda::WarpGroupTile::kThreads, 1)
+    hopper_kernel(const __grid_constant__ CudaParams p, int groups) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char hopper_smem[];
   auto& s = *reinterpret_cast<HopperSmem<Rows>*>(hopper_smem);
-  constexpr int kTokens = 64, kProducers = 128;
-  const int item = blockIdx.x / groups, group = blockIdx.x % groups;
-  find_part(p, item, false, kTokens, s.plan);
-  const Part& part = s.plan.part;
-  if (part.parts == 0) return;  // the whole CTA
-  if (threadIdx.x == 0) {
-    s.list = list_of(p, part.unit);
-    const std::int64_t all = (part.lanes + kTokens - 1) / kTokens;
-    s.begin = static_cast<int>(all * part.index / part.parts) * kTokens;
-    s.end = min(part.lanes, static_cast<int>(all * (part.index + 1) / part.parts) * kTokens);
-    for (int stage = 0; stage < 2; ++stage) {
-      cuda::mbarrier_init(cuda::shared_address(&s.full[stage]), 2 * kProducers);
-      cuda::mbarrier_init(cuda::shared_address(&s.empty[stage]), Hopper<Rows>::kConsumerWarps);
-    }
-    cuda::fence_async();
-  }
-  __syncthreads();
-  constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
-  if (threadIdx.x >= Hopper<Rows>::kFirstProducer) {
-    cuda::give_registers<kProducerRegisters>();
-    Hopper<Rows>(p, s, 0).produce();
+  using Loop = Hopper<Rows>;
+  cuda::let_next_start();
+  cuda::wait_for_kernel();
+  const Place place = find_place(p, groups, Loop::kTokens, s.plan);
+  if (place.part.parts == 0) return;  // the whole CTA
+  const LaneRange lanes = range_of(place.part, Loop::kTokens);
+  if (threadIdx.x >= Loop::kConsumers) {
+    cuda::give_registers<Loop::kProducerRegisters>();
+    Loop(p, s, place.part.unit, lanes, 0).produce();
   } else {
-    cuda::take_registers<kConsumerRegisters>();
-    Hopper<Rows>(p, s, group * 64).consume(item, groups, group);
+    cuda::take_registers<Loop::kConsumerRegisters>();
+    if (threadIdx.x == 0) {
+      s.plan.place = place;
+      tell_merger(p, place);
+      for (int stage = 0; stage < 2; ++stage) {
+        cuda::mbarrier_init(cuda::shared_address(&s.full[stage]), 2 * Loop::kProducers);
+        cuda::mbarrier_init(cuda::shared_address(&s.empty[stage]), Loop::kConsumerWarps);
+      }
+      cuda::fence_async();
+    }
+    cuda::barrier_arrive(1, Loop::kThreads);
+    Loop(p, s, place.part.unit, lanes, place.group * Loop::kHeads).consume(groups);
   }
 #endif
 }

@@ -7,6 +7,7 @@
 
 #include "attention/cuda/attention.cuh"
 #include "attention/cuda/hopper.cuh"
+#include "attention/cuda/hopper_few.cuh"
 #include "attention/cuda/kernels.h"
 #include "cuda/arch/tile.h"
 
@@ -24,6 +25,13 @@ struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
 };
+template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
+struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {
+  using Tile = cuda::FewHeadsTile<Heads, Groups, Slots, Batch>;
+  using Smem = FewHeadsSmem<Rows, Tile>;
+  static constexpr Clocks kClocks = few_heads_clocks(Heads, Rows::kScaled);
+  static constexpr auto kKernel = &few_heads_kernel<Arch, Rows, Tile>;
+};
 
 template <class Arch, class Rows, class Tile>
 TileKernel tile_kernel() {
@@ -31,7 +39,7 @@ TileKernel tile_kernel() {
   using Smem = typename Of::Smem;
   static_assert(sizeof(Smem) <= Arch::kSmemBytes);
   static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
-  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Of::kClocks},
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kClocks},
           Tile::kThreads,
           static_cast<int>(sizeof(Smem)),
           reinterpret_cast<const void*>(Of::kKernel)};
@@ -40,15 +48,11 @@ TileKernel tile_kernel() {
 template <class Arch, class Rows>
 RowKernels row_kernels() {
   using Tiles = std::conditional_t<Rows::kScaled, typename Arch::Fp8Tiles, typename Arch::Bf16Tiles>;
-  RowKernels r{Rows::kName, Rows::kFormat, Rows::kRope, 3, {}};
-  r.tile[0] = tile_kernel<Arch, Rows, typename Tiles::For8>();
-  r.tile[1] = tile_kernel<Arch, Rows, typename Tiles::For16>();
-  r.tile[2] = tile_kernel<Arch, Rows, typename Tiles::For32>();
-  if constexpr (!std::is_void_v<typename Tiles::For64>) {
-    r.tile[3] = tile_kernel<Arch, Rows, typename Tiles::For64>();
-    r.count = 4;
-  }
-  return r;
+  const auto all = []<class... Tile>(cuda::TileList<Tile...>) -> RowKernels {
+    static_assert(sizeof...(Tile) <= kMostTiles);
+    return {Rows::kName, Rows::kFormat, Rows::kRope, sizeof...(Tile), {tile_kernel<Arch, Rows, Tile>()...}};
+  };
+  return all(Tiles{});
 }
 
 template <class Arch>

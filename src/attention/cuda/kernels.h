@@ -17,20 +17,22 @@ struct TileKernel {
   const void* kernel;  // __global__ void (CudaParams, int groups)
 };
 
+inline constexpr int kMostTiles = 5;
+
 // The tiles of a row type, by ascending heads.
 struct RowKernels {
   const char* rows;
   KvFormat format;
   int rope;
   int count;
-  TileKernel tile[4];
+  TileKernel tile[kMostTiles];
   std::span<const TileKernel> tiles() const { return {tile, static_cast<std::size_t>(count)}; }
 };
 
 struct ConfigKernels {
   int sm;  // of the config, as cuda::Config
   std::span<const RowKernels> rows;
-  const void* merge;  // __global__ void (CudaParams, int groups, int group_heads, int tile)
+  const void* merge;  // __global__ void (CudaParams, int groups, int group_heads)
 };
 
 // In the order of cuda::configs(). Written by CMake.

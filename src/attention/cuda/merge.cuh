@@ -20,6 +20,7 @@ struct HeadPlace {
   int head;
 };
 __device__ inline HeadPlace place_of(const CudaParams& p, int unit, int head) {
+  if (p.fold == 1) return {unit, head};
   return {static_cast<std::int64_t>(unit) * p.fold + head / p.heads, head % p.heads};
 }
 
@@ -123,22 +124,130 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
   else add_parts<16>(p, from, part_step, parts, heads, s_weight, s_out_at, threads);
 }
 
-// Where parts are many: one CTA of 128 threads a head.
-template <class Arch>
-__global__ void __launch_bounds__(128)
-    merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads, int tile) {
-  __shared__ PlanSmem s_plan;
-  __shared__ float s_weight[kMergeParts];
-  __shared__ std::int64_t s_out_at;
-  const int heads = p.fold * p.heads, head = blockIdx.x % heads;
-  find_part(p, blockIdx.x / heads, true, tile, s_plan);
-  if (s_plan.part.parts <= 1) return;  // written by its only part
-  if (threadIdx.x == 0) {
-    const HeadPlace at = place_of(p, s_plan.part.unit, head);
-    s_out_at = at.token * p.out_token + at.head * p.out_head;
+// ---- parts that are a cluster ------------------------------------------------------------------------
+
+// A CTA has in shared memory what it found of each head: log2 of the sum, and the normalised result, rows this many
+// floats apart: 8 more than 512, so that fragments of eight heads meet no bank twice.
+inline constexpr int kShareStride = 512 + 8;
+inline constexpr int kMostCluster = 8;
+
+// Heads [first, end) of the CTA, of which head 0 is head first_head of the unit, as the cluster's CTAs together found
+// them: out and lse. A CTA may do so alone (parts = 1). A warp takes 128 * Blocks columns of a head at a time. A CTA
+// begins with its own share, so that not all read one at a time; the order of the sum depends on nothing but `index`.
+template <int Blocks, int Stride = kShareStride>
+__device__ inline void add_shares(const CudaParams& p, int unit, int parts, int index, const float* s_log2,
+                                  const float* s_shares, int first_head, int first, int end, int warp, int warps) {
+  constexpr int kPieces = 4 / Blocks;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int item = first * kPieces + warp; item < end * kPieces; item += warps) {
+    const int local = item / kPieces, column = item % kPieces * (128 * Blocks) + lane * 4;
+    const HeadPlace at = place_of(p, unit, first_head + local);
+    const float log2 = lane < parts
+                           ? cuda::cluster_load(cuda::cluster_address(cuda::shared_address(s_log2 + local), lane))
+                           : -INFINITY;
+    const std::uint32_t from = cuda::shared_address(s_shares + local * Stride + column);
+    float peak = log2, weight;
+#pragma unroll
+    for (int d = kMostCluster / 2; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    peak = __shfl_sync(~0u, peak, 0);
+    const float shift = peak == -INFINITY ? 0.f : peak;
+    float total = weight = cuda::exp2_approx(log2 - shift);
+#pragma unroll
+    for (int d = kMostCluster / 2; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+    total = __shfl_sync(~0u, total, 0);
+    weight *= inverse_with_sink(p, total, shift, at.head);
+    if (p.lse && column == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+    float4 sum[Blocks] = {};
+#pragma unroll 4
+    for (int i = 0; i < parts; ++i) {
+      const int part = index + i < parts ? index + i : index + i - parts;
+      const std::uint32_t share = cuda::cluster_address(from, part);
+      const float mine = __shfl_sync(~0u, weight, part);
+#pragma unroll
+      for (int k = 0; k < Blocks; ++k) {
+        const float4 x = cuda::cluster_load4(share + k * 512);
+        sum[k].x += mine * x.x, sum[k].y += mine * x.y, sum[k].z += mine * x.z, sum[k].w += mine * x.w;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < Blocks; ++k)
+      store4(p, at.token * p.out_token + at.head * p.out_head + column + k * 128, sum[k]);
   }
-  merge_heads(p, s_plan.part, head / group_heads, groups, group_heads, head % group_heads, 1, s_weight, &s_out_at, 128,
-              [] { __syncthreads(); });
+}
+
+// ---- a kernel of its own ----------------------------------------------------------------------------
+
+// A CTA adds up 512 / gridDim.y columns of a head: a warp 128 of them over some of the parts, every other, every fourth
+// or every eighth; what these found is added up in shared memory. Loads wait for nothing but the kernel before.
+template <class Arch>
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads) {
+  constexpr int kAhead = 4, kWarps = kMergeThreads / 32;
+  __shared__ float4 s_sums[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int blocks = 4 / static_cast<int>(gridDim.y), block = warp % blocks, share = warp / blocks,
+            shares = kWarps / blocks;
+  const int heads = p.fold * p.heads, unit = static_cast<int>(blockIdx.x) / heads,
+            head = static_cast<int>(blockIdx.x) - unit * heads, group = head / group_heads;
+  const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // heads from one part to the next
+  const int column = (static_cast<int>(blockIdx.y) * blocks + block) * 128 + lane * 4;
+  const HeadPlace at = place_of(p, unit, head);
+  cuda::let_next_start();
+  cuda::wait_for_kernel();
+  const Part part = parts_of_unit(p, unit);
+  if (part.parts <= 1) return;  // written by its only part
+  const std::int64_t base =
+      static_cast<std::int64_t>(part.first_item) * step + group * group_heads + head % group_heads;
+  const float* const log2s = p.partial_log2 + base;
+  const float* const partial = p.partial + base * 512 + column;
+
+  float4 x[kAhead];
+  float log2[kAhead];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int i = first + k * shares;
+      log2[k] = i < part.parts ? __ldcg(log2s + i * step) : -INFINITY;
+      if (i < part.parts) x[k] = __ldcg(reinterpret_cast<const float4*>(partial + i * step * 512));
+    }
+  };
+  load(share);
+  const float mine = lane < part.parts ? __ldcg(log2s + lane * step) : -INFINITY;
+  float peak = mine;
+#pragma unroll 1
+  for (int i = lane + 32; i < part.parts; i += 32) peak = fmaxf(peak, __ldcg(log2s + i * step));
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+  const float shift = peak == -INFINITY ? 0.f : peak;
+  float total = cuda::exp2_approx(mine - shift);
+#pragma unroll 1
+  for (int i = lane + 32; i < part.parts; i += 32) total += cuda::exp2_approx(__ldcg(log2s + i * step) - shift);
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+  const float inverse = inverse_with_sink(p, total, shift, at.head);
+  if (p.lse && column == 0 && share == 0)
+    p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+
+  float4 sum = {};
+#pragma unroll 1
+  for (int i = share; i < part.parts; i += kAhead * shares) {
+    if (i > share) load(i);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const float weight = cuda::exp2_approx(log2[k] - shift) * inverse;
+      if (weight != 0.f)  // an empty part has no row: what lies there may be NaN
+        sum.x += weight * x[k].x, sum.y += weight * x[k].y, sum.z += weight * x[k].z, sum.w += weight * x[k].w;
+    }
+  }
+  s_sums[warp][lane] = sum;
+  __syncthreads();
+  if (share > 0) return;
+  for (int i = 1; i < shares; ++i) {
+    const float4 y = s_sums[i * blocks + block][lane];
+    sum.x += y.x, sum.y += y.y, sum.z += y.z, sum.w += y.w;
+  }
+  store4(p, at.token * p.out_token + at.head * p.out_head + column, sum);
 }
 
 }  // namespace sievemla::stage::attention

@@ -20,6 +20,14 @@ constexpr Divider divider(int divisor) {
                       : Divider{~std::uint64_t{0} / static_cast<std::uint64_t>(divisor) + 1, divisor};
 }
 
+// Who adds up the parts of a unit: the last CTA to arrive, a kernel of its own, or the parts together, as a cluster.
+enum class Merge { last, kernel, cluster };
+
+// Of a unit: its first item, and how many.
+struct UnitParts {
+  int first_item, parts;
+};
+
 struct CudaParams {
   // q: row (token, head) at q + token * q_token + head * q_head, in elements; the rope part has a place of its own.
   const void* q;
@@ -29,6 +37,7 @@ struct CudaParams {
   // cache
   const unsigned char* rows;
   std::int64_t page_bytes, row_bytes, slots;
+  bool read_once;  // most rows that are read are read once: they need not stay in L2
   Divider
       page;  // by the page size; none where pages follow each other without a gap: row_bytes alone then places a slot
 
@@ -59,11 +68,12 @@ struct CudaParams {
   // How a unit's lanes are cut into parts. Equal parts: `parts` of them, whatever the unit's length. Else (parts = 0)
   // each CTA works out the plan from the lengths: parts as long as spreads all units' tiles over `target` CTAs.
   int parts, target;
-  bool merge_here;  // the last CTA of a unit to arrive merges; else merge_kernel does
+  Merge merge;
   float* partial;  // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order
-  float* partial_log2;  // [items][head groups][heads of a group]: log2 of the sum of exp; -inf: nothing, and no row
-  unsigned* tickets;    // [units][head groups]
-  int* bad_index;       // debug: set to 1 by a slot outside the cache other than -1; null = not checked
+  UnitParts* unit_parts;  // [units]: what the CTAs found, for merge_kernel; of unequal parts only
+  float* partial_log2;    // [items][head groups][heads of a group]: log2 of the sum of exp; -inf: nothing, and no row
+  unsigned* tickets;      // [units][head groups]
+  int* bad_index;         // debug: set to 1 by a slot outside the cache other than -1; null = not checked
 };
 
 }  // namespace sievemla::stage::attention

@@ -13,71 +13,110 @@ struct Part {
   int lanes;         // of the unit
 };
 
-struct PlanSmem {
-  int warp[32];
-  Part part;
+// The part and the head group of a CTA. Equal parts: the parts of a unit and group are neighbours, so that a cluster
+// may hold them.
+struct Place {
+  Part part;  // parts = 0: past the last
+  int item, group;
 };
 
-__device__ inline int warp_sum(int x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
+inline constexpr int kPlanTries = 8;
 
-// Works out the plan from the lengths.
-__device__ __noinline__ inline void find_uneven_part(const CudaParams& p, int item, bool by_unit, int tile,
-                                                     PlanSmem& s) {
-  const int thread = threadIdx.x, threads = blockDim.x, warp = thread / 32, warps = threads / 32, lane = thread % 32;
+struct PlanSmem {
+  int items[kPlanTries];
+  Place place;
+};
+
+__device__ inline int warp_sum(int x) { return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(x))); }
+
+// Works out from the lengths which part item `item` is, and leaves it in s.place.part; past the last, parts is 0. Parts
+// are as short as lets all of them run at once (to an eighth); where units alone are too many for that, an even share
+// of the tiles. Every warp does the same work, but for the lengths of a part, of which each tries some. All threads of
+// the CTA call.
+__device__ __noinline__ inline void find_uneven_part(const CudaParams& p, int item, int tile, PlanSmem& s) {
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const auto tiles_of = [&](int unit) { return unit < p.units ? (lanes_of_unit(p, unit) + tile - 1) / tile : 0; };
+  const auto parts_of = [&](int unit, int chunk) {
+    return unit < p.units ? max(1, (tiles_of(unit) + chunk - 1) / chunk) : 0;
+  };
 
   int tiles = 0;
 #pragma unroll 1
-  for (int unit = thread; unit < p.units; unit += threads) tiles += tiles_of(unit);
+  for (int unit = lane; unit < p.units; unit += 32) tiles += tiles_of(unit);
   tiles = warp_sum(tiles);
-  if (lane == 0) s.warp[warp] = tiles;
+  const int even = max(1, (tiles + p.target - 1) / p.target);  // tiles of a part
+  const auto longer = [&](int i) { return even + (even * i + kPlanTries - 1) / kPlanTries; };
+#pragma unroll 1
+  for (int i = warp; i < kPlanTries; i += warps) {
+    int items = 0;
+#pragma unroll 1
+    for (int unit = lane; unit < p.units; unit += 32) items += parts_of(unit, longer(i));
+    items = warp_sum(items);
+    if (lane == 0) s.items[i] = items;
+  }
   __syncthreads();
-  tiles = 0;
-  for (int w = 0; w < warps; ++w) tiles += s.warp[w];
-  const int chunk = max(1, (tiles + p.target - 1) / p.target);  // tiles of a part
-  __syncthreads();
+  int chunk = even;
+  for (int i = kPlanTries - 1; i >= 0; --i)
+    if (s.items[i] <= p.target) chunk = longer(i);
 
-  if (thread == 0) s.part.parts = 0;
+  if (threadIdx.x == 0) s.place.part.parts = 0;
   int before = 0;  // items of the units passed so far
 #pragma unroll 1
-  for (int first = 0; first < p.units; first += threads) {
-    const int unit = first + thread;
-    const int parts = unit < p.units ? max(1, (tiles_of(unit) + chunk - 1) / chunk) : 0;
+  for (int first = 0; first < p.units; first += 32) {
+    const int parts = parts_of(first + lane, chunk);
     int upto = parts;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const int left = __shfl_up_sync(~0u, upto, d);
       if (lane >= d) upto += left;
     }
-    if (lane == 31) s.warp[warp] = upto;
-    __syncthreads();
-    int all = 0;
-    for (int w = 0; w < warps; ++w) {
-      if (w < warp) upto += s.warp[w];
-      all += s.warp[w];
-    }
     const int begin = before + upto - parts;
-    const bool mine = by_unit ? unit == item : item >= begin && item < begin + parts;
-    if (parts > 0 && mine) s.part = {unit, by_unit ? 0 : item - begin, parts, begin, lanes_of_unit(p, unit)};
-    before += all;
-    __syncthreads();
-  }
-}
-
-// Finds item `item` (by_unit: the first item of unit `item`) and leaves it in s.part; past the last item parts is 0.
-// All threads of the CTA call.
-__device__ inline void find_part(const CudaParams& p, int item, bool by_unit, int tile, PlanSmem& s) {
-  if (p.parts == 0) {
-    find_uneven_part(p, item, by_unit, tile, s);
-  } else if (threadIdx.x == 0) {
-    const int unit = by_unit ? item : item / p.parts;
-    s.part = {unit, by_unit ? 0 : item % p.parts, p.parts, unit * p.parts, lanes_of_unit(p, unit)};
+    const unsigned here = __ballot_sync(~0u, item >= begin && item < begin + parts);
+    if (here != 0) {
+      const int at = __ffs(static_cast<int>(here)) - 1, from = __shfl_sync(~0u, begin, at);
+      const int of = __shfl_sync(~0u, parts, at);
+      if (threadIdx.x == 0) s.place.part = {first + at, item - from, of, from, lanes_of_unit(p, first + at)};
+      break;
+    }
+    before += __shfl_sync(~0u, upto, 31);
   }
   __syncthreads();
+}
+
+__device__ inline int quotient_of(int n, int by) { return by == 1 ? n : n / by; }
+
+// All threads of the CTA call.
+__device__ inline Place find_place(const CudaParams& p, int groups, int tile, PlanSmem& s) {
+  const int cta = static_cast<int>(blockIdx.x);
+  if (p.parts == 0) {
+    const int item = quotient_of(cta, groups);
+    find_uneven_part(p, item, tile, s);
+    return {s.place.part, item, cta - item * groups};
+  }
+  const int list = quotient_of(cta, p.parts), index = cta - list * p.parts;
+  const int unit = quotient_of(list, groups), group = list - unit * groups, first = unit * p.parts;
+  return {{unit, index, p.parts, first, lanes_of_unit(p, unit)}, first + index, group};
+}
+
+// What the merge kernel needs to know of a plan that was worked out here. One thread calls.
+__device__ inline void tell_merger(const CudaParams& p, const Place& place) {
+  if (p.parts == 0 && place.part.index == 0 && place.group == 0)
+    p.unit_parts[place.part.unit] = {place.part.first_item, place.part.parts};
+}
+__device__ inline Part parts_of_unit(const CudaParams& p, int unit) {
+  if (p.parts > 0) return {unit, 0, p.parts, unit * p.parts, 0};
+  return {unit, 0, __ldcg(&p.unit_parts[unit].parts), __ldcg(&p.unit_parts[unit].first_item), 0};
+}
+
+// Lanes [begin, end) of the unit are the part's.
+struct LaneRange {
+  int begin, end;
+};
+__device__ inline LaneRange range_of(const Part& part, int tile) {
+  if (part.parts == 1) return {0, part.lanes};
+  const std::int64_t all = (part.lanes + tile - 1) / tile;
+  return {static_cast<int>(all * part.index / part.parts) * tile,
+          min(part.lanes, static_cast<int>(all * (part.index + 1) / part.parts) * tile)};
 }
 
 }  // namespace sievemla::stage::attention

@@ -26,6 +26,8 @@ struct Fragment {
 //   load_keys:   what 16 rows hold of steps 2i and 2i + 1 (of the warp's eight steps of 16 dimensions)
 //   load_values: the same of columns 32 i .. 32 i + 31 (of the warp's 128), transposed
 //   key, value:  fragment 0 or 1 of what was loaded
+//   value_row:   the row of the 16 whose address a lane gives to load_values
+//   query_step:  a query's step of 16, as wgmma reads it from shared memory beside key fragments
 // Loading is apart from converting, so that loads can run ahead.
 struct Raw {
   std::uint32_t r[8];
@@ -48,6 +50,8 @@ struct Bf16Rows {
     return {__ldg(reinterpret_cast<const unsigned*>(step + 2 * c)),
             __ldg(reinterpret_cast<const unsigned*>(step + 2 * c + 8))};
   }
+  __device__ static void query_step(uint4 (&)[2]) {}
+  __device__ static int value_row(int lane) { return lane % 8 + lane / 16 * 8; }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
@@ -57,9 +61,7 @@ struct Bf16Rows {
   __device__ static void load_values(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      load4(raw, k,
-            s_rows + (lane % 8 + lane / 16 * 8) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) +
-                lane / 8 % 2 * 16,
+      load4(raw, k, s_rows + value_row(lane) * kStride + 2 * (kWarpLatent * warp + 32 * i + 16 * k) + lane / 8 % 2 * 16,
             true);
   }
   __device__ static Fragment key(const Raw& raw, int k) {
@@ -100,6 +102,12 @@ struct Fp8Rows {
   __device__ static uint2 query(const __nv_bfloat16* step, int c) {
     return __ldg(reinterpret_cast<const uint2*>(step + 4 * c));
   }
+  __device__ static void query_step(uint4 (&y)[2]) {
+    y[0] = times_factor(y[0]), y[1] = times_factor(y[1]);
+    const uint4 low = {y[0].x, y[0].z, y[1].x, y[1].z}, high = {y[0].y, y[0].w, y[1].y, y[1].w};
+    y[0] = low, y[1] = high;
+  }
+  __device__ static int value_row(int lane) { return lane % 16; }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
     std::uint32_t r[4];
     cu::ldmatrix_x4(r, s_rows + (lane % 16) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);
@@ -108,7 +116,7 @@ struct Fp8Rows {
   }
   __device__ static void load_values(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
     std::uint32_t r[4];
-    cu::ldmatrix_x4_trans(r, s_rows + (lane % 16) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);
+    cu::ldmatrix_x4_trans(r, s_rows + value_row(lane) * kStride + kWarpLatent * warp + 32 * i + lane / 16 * 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) raw.r[j] = r[j];
   }
@@ -123,6 +131,13 @@ struct Fp8Rows {
             cu::e4m3_pair<cu::kBytes02>(raw.r[2 * k + 1]), cu::e4m3_pair<cu::kBytes13>(raw.r[2 * k + 1])};
   }
   static constexpr bool kPairedColumns = true;  // a value fragment's rows g and g + 8 are columns 2g and 2g + 1
+
+ private:
+  __device__ static uint4 times_factor(uint4 y) {
+    constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
+    return {cu::fma_bf16x2(y.x, kQueryFactor, kZero), cu::fma_bf16x2(y.y, kQueryFactor, kZero),
+            cu::fma_bf16x2(y.z, kQueryFactor, kZero), cu::fma_bf16x2(y.w, kQueryFactor, kZero)};
+  }
 };
 
 }  // namespace sievemla::stage::attention

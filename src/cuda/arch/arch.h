@@ -13,6 +13,7 @@ concept CudaArch = requires {
   { T::kSmemBytes } -> std::convertible_to<int>;      // most dynamic shared memory that one CTA may opt in to
   { T::kFp8Mma } -> std::convertible_to<bool>;        // mma.sync takes e4m3 operands
   { T::kWarpgroupMma } -> std::convertible_to<bool>;  // wgmma: its machine code is sm_90a's, which all sm_90 parts run
+  { T::kCluster } -> std::convertible_to<int>;        // CTAs of a cluster, at most; 1: no clusters
 } && T::kSm >= 80 && T::kSmemBytes % 1024 == 0;
 
 }  // namespace sievemla::cuda

@@ -13,11 +13,12 @@ struct Sm80 {
   static constexpr int kSmemSmBytes = 164 * 1024;  // of an SM; a CTA costs 1 KiB beside its own
   static constexpr bool kFp8Mma = false;
   static constexpr bool kWarpgroupMma = false;
+  static constexpr int kCluster = 1;
 
-  using Fp8Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 2>, AttentionTile<16, 1, 32, 3, 1>,
-                             AttentionTile<32, 1, 32, 3, 1>, AttentionTile<32, 2, 32, 3, 1>>;
-  using Bf16Tiles = HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
-                              AttentionTile<32, 1, 16, 4, 1>, AttentionTile<32, 2, 16, 4, 1>>;
+  using Fp8Tiles = TileList<AttentionTile<8, 1, 32, 3, 2>, AttentionTile<16, 1, 32, 3, 1>,
+                            AttentionTile<32, 1, 32, 3, 1>, AttentionTile<32, 2, 32, 3, 1>>;
+  using Bf16Tiles = TileList<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
+                             AttentionTile<32, 1, 16, 4, 1>, AttentionTile<32, 2, 16, 4, 1>>;
 };
 static_assert(CudaArch<Sm80>);
 

@@ -13,9 +13,9 @@ struct Sm86 : Sm80 {
   static constexpr int kSmemSmBytes = 100 * 1024;
 
   using Fp8Tiles =
-      HeadTiles<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
+      TileList<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 16, 4, 1>>;
   using Bf16Tiles =
-      HeadTiles<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>, AttentionTile<32, 1, 16, 4, 1>, void>;
+      TileList<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>, AttentionTile<32, 1, 16, 4, 1>>;
 };
 static_assert(CudaArch<Sm86>);
 

@@ -24,13 +24,22 @@ struct WarpGroupTile {
   static constexpr int kCtaHeads = 64, kTokens = 64, kCtas = 1, kThreads = 384;
 };
 
-// The tiles of one row type, by the most heads a CTA serves. No tile: void.
-template <class H8, class H16, class H32, class H64>
-struct HeadTiles {
-  using For8 = H8;
-  using For16 = H16;
-  using For32 = H32;
-  using For64 = H64;
+// 8, 16 or 32 heads x 64 rows by the matrix products of warp groups, on sm_90 alone. Groups: that take tiles in turns.
+// Slots: of 16 rows. Batch: fragments made while as many are multiplied, as registers allow.
+template <int Heads, int Groups, int Slots, int Batch>
+struct FewHeadsTile {
+  static constexpr int kHeads = Heads, kGroups = Groups, kSlots = Slots, kBatch = Batch;
+  static constexpr int kCtaHeads = Heads, kTokens = 64, kCtas = 1, kThreads = 128 * (Groups + 1);
+  // All warp groups together stay within what the launch got: 65536 registers, in eights.
+  static constexpr int kProducerRegisters = 56,
+                       kConsumerRegisters =
+                           ((65536 / kThreads / 8 * 8) * (Groups + 1) - kProducerRegisters) / Groups / 8 * 8;
+  static_assert(Heads == 8 || Heads == 16 || Heads == 32);
+  static_assert(Slots >= 4 * Groups, "each group reads a tile");
 };
+
+// The tiles of one row type, by ascending heads; of two for as many heads, the one for many rows comes first.
+template <class... Tiles>
+struct TileList {};
 
 }  // namespace sievemla::cuda

@@ -10,21 +10,95 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// ---- L2 --------------------------------------------------------------------------------------------
+
+// What is read with this policy leaves L2 before all else, or in its turn.
+__device__ inline std::uint64_t l2_policy(bool leaves_first) {
+  std::uint64_t r;
+  if (leaves_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r));
+  else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r));
+  return r;
+}
+// Has the line brought into L2.
+__device__ inline void prefetch_l2(const void* g_from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(g_from)); }
+
 // ---- global -> shared, asynchronously ---------------------------------------------------------------
 
 // Copies the first `bytes` (16 or 0) of 16 bytes past L1 and fills up with zeros: with 0 g_from is not read.
 __device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
 }
-// The same with 4 bytes, or 0.
+__device__ inline void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes, std::uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(s_to), "l"(g_from), "r"(bytes),
+               "l"(policy)
+               : "memory");
+}
+// The same as cp_async_16 with 4 bytes, or 0.
 __device__ inline void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
+}
+// All of 8 bytes.
+__device__ inline void cp_async_8(std::uint32_t s_to, const void* g_from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(s_to), "l"(g_from) : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Left` of the newest groups are in flight.
 template <int Left>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+// ---- global -> registers ----------------------------------------------------------------------------
+
+// Loads 16 bytes past L1, if `wanted`. In program order.
+__device__ inline void load_once(float4& x, const float4* g_from, bool wanted, std::uint64_t policy) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
+      "@p ld.global.L1::no_allocate.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %6;\n}"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(g_from), "r"(static_cast<int>(wanted)), "l"(policy)
+      : "memory");
+}
+
+// ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing) ----------------
+
+// It may start; what it reads of this one it reads after wait_for_kernel.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before is done, and its writes are there.
+__device__ inline void wait_for_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- clusters (sm_90 on) --------------------------------------------------------------------------------------------
+
+// All threads of the cluster that still run; shared memory written before can be read after, in any of its CTAs.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Where CTA `rank` of the cluster has what this one has at s_address.
+__device__ inline std::uint32_t cluster_address(std::uint32_t s_address, int rank) {
+  std::uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(s_address), "r"(rank));
+  return r;
+}
+__device__ inline float cluster_load(std::uint32_t address) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ inline float4 cluster_load4(std::uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
 }
 
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------
@@ -43,6 +117,12 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(s_row)
                : "memory");
+}
+
+__device__ inline float load_shared(std::uint32_t s_from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(s_from) : "memory");
+  return x;
 }
 
 // ---- arithmetic -------------------------------------------------------------------------------------

@@ -12,12 +12,27 @@ namespace sievemla::cuda {
 __device__ inline void mbarrier_init(std::uint32_t s_barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(s_barrier), "r"(arrivals) : "memory");
 }
+// Makes barriers that this thread has initialised known to bulk copies.
+__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void mbarrier_arrive(std::uint32_t s_barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s_barrier) : "memory");
 }
 // One of the expected arrivals, made when all cp.async of this thread so far have landed.
 __device__ inline void mbarrier_arrive_landed(std::uint32_t s_barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(s_barrier) : "memory");
+}
+// An arrival; the phase ends no sooner than `bytes` more have landed.
+__device__ inline void mbarrier_arrive_expecting(std::uint32_t s_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes) : "memory");
+}
+// Copies `bytes`, a multiple of 16, between multiples of 16; they count towards the barrier when they have landed.
+__device__ inline void bulk_copy(std::uint32_t s_to, const void* g_from, int bytes, std::uint32_t s_barrier,
+                                 std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(s_to),
+      "l"(g_from), "r"(bytes), "r"(s_barrier), "l"(policy)
+      : "memory");
 }
 __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
   asm volatile(
@@ -34,7 +49,11 @@ __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::c
 __device__ inline void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// The same; whether `x` holds for any thread.
+// Counts this warp as there, and goes on.
+__device__ inline void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// As barrier_sync; whether `x` holds for any thread.
 __device__ inline bool barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile(
@@ -66,6 +85,17 @@ __device__ inline std::uint64_t matrix(std::uint32_t s_address, int wide, int st
          ((s_address & 0x3FFFF) >> 4);
 }
 
+// The matrix `bytes` further on.
+__device__ inline std::uint64_t moved(std::uint64_t matrix, int bytes) {
+  std::uint64_t r;
+  asm("{\n.reg .b32 low, high;\nmov.b64 {low, high}, %1;\nadd.u32 low, low, %2;\nmov.b64 %0, {low, high};\n}"
+      : "=l"(r)
+      : "l"(matrix), "r"(bytes >> 4));
+  return r;
+}
+// Where piece `piece` of row `row` lies in a column of blocks.
+__device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Left>
@@ -77,6 +107,11 @@ template <int N>
 __device__ inline void hold(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N>
+__device__ inline void hold(std::uint32_t (&a)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 // d[64 x 32] (+)= a[64 x 16] b[32 x 16]^T, both in shared memory, row by row. Thread t of the warp group holds rows
@@ -90,6 +125,36 @@ __device__ inline void wgmma_64x32(float (&d)[16], std::uint64_t a, std::uint64_
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N = 8, 16, 32: a in registers, as for mma.sync, b in shared memory, row by row
+__device__ inline void wgmma_a(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %9, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3"
+      "}, {%4, %5, %6, %7}, %8, add, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ inline void wgmma_a(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, {%8, %9, %10, %11}, %12, add, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ inline void wgmma_a(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, {%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
 // d[64 x 128] += a[64 x 16] b[16 x 128]: b in shared memory; a there too, or in registers, as for mma.sync.

@@ -72,10 +72,10 @@ CudaScoreParams params_of(const IndexScoreArgs& args) {
   return p;
 }
 
-void launch(const base::Exec& exec, const cuda::Context& context, const void* kernel, std::int64_t ctas, int threads,
-            int smem_bytes, void** arguments, const char* where) {
+void launch(const base::Exec& exec, const cuda::Context& context, const void* kernel, const cuda::LaunchShape& shape,
+            void** arguments, const char* where) {
   const cuda::CurrentDevice current(context.device);
-  cuda::launch(kernel, ctas, threads, smem_bytes, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
+  cuda::launch(kernel, shape, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
 }
 
 const cuda::Context& context_of(const base::Exec& exec) { return cuda::prepared_context(exec.backend.device().index); }
@@ -86,6 +86,7 @@ base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args) {
   if (args.q.dtype != DType::u8) return "q must be u8 (e4m3)";
   if (args.q.dim(1) > kMostHeads) return "there must be at most 64 heads";
   if (args.q.dim(0) > kMost || args.logits.dim(1) > kMost) return "rows and width must be at most 2^30";
+  if (args.q.dim(0) * args.logits.dim(1) > std::int64_t{1} << 36) return "rows times width must be at most 2^36";
   if (args.contiguous.keys) {
     if (args.contiguous.keys.dim(0) == 0) return "there must be a key";
     return first_of({misplaced(args.q, "q"), spread(args.weights, "weights"), spread(args.lengths, "lengths"),
@@ -109,17 +110,31 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
   // Rows that share keys: known where they are dealt evenly.
   const int rows_each = p.table ? p.rows_per_source : p.rows;
   const bool few = rows_each <= kMostFold;
+  const bool many_heads = p.heads > 32;
   if (few) {
     int fold = p.source ? 1 : rows_each;
+    const PassKernel& pass = kernels.pass[fold > 1][many_heads];
     void* arguments[] = {&p, &fold};
-    launch(exec, context, kernels.pass.kernel, kernels.pass.ctas * context.multiprocessors, kernels.pass.threads,
-           kernels.pass.smem_bytes(p.heads, fold), arguments, "index_scores");
+    launch(exec, context, pass.kernel,
+           {.ctas = std::int64_t{pass.ctas} * context.multiprocessors,
+            .threads = pass.threads,
+            .smem_bytes = pass.smem_bytes(p.heads, fold),
+            .early = kernels.sm >= 90},
+           arguments, "index_scores");
     return;
   }
-  int key_blocks = cuda::ceil_div(p.width, kernels.held.keys);
-  void* arguments[] = {&p, &key_blocks};
-  launch(exec, context, kernels.held.kernel, std::int64_t{key_blocks} * cuda::ceil_div(p.rows, kHeldRows),
-         kernels.held.threads, kernels.held.smem_bytes, arguments, "index_scores");
+  const HeldKernel& held = kernels.held[many_heads];
+  const auto start = [&](std::int64_t ctas, int second) {
+    void* arguments[] = {&p, &second};
+    launch(exec, context, held.kernel, {.ctas = ctas, .threads = held.threads, .smem_bytes = held.smem_bytes},
+           arguments, "index_scores");
+  };
+  if (held.keys == 0) {
+    for (int row = 0; row < p.rows; row += held.rows) start(context.multiprocessors, row);
+    return;
+  }
+  const int key_blocks = cuda::ceil_div(p.width, held.keys);
+  start(std::int64_t{key_blocks} * cuda::ceil_div(p.rows, held.rows), key_blocks);
 }
 
 base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
@@ -142,7 +157,8 @@ void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exe
   const cuda::Context& context = context_of(exec);
   void* arguments[] = {&p};
   launch(exec, context, cuda::kernels_for(context, config_kernels()).write_keys,
-         cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), 32 * kHeadWarps, 0, arguments, "write_index_keys");
+         {.ctas = cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), .threads = 32 * kHeadWarps, .smem_bytes = 0},
+         arguments, "write_index_keys");
 }
 
 base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args) {
@@ -166,14 +182,18 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   const cuda::Context& context = context_of(exec);
   void* arguments[] = {&p};
   launch(exec, context, cuda::kernels_for(context, config_kernels()).queries,
-         cuda::ceil_div<std::int64_t>(p.tokens * p.heads, kHeadWarps), 32 * kHeadWarps, 0, arguments, "index_queries");
+         {.ctas = cuda::ceil_div<std::int64_t>(p.tokens * p.heads, kHeadWarps),
+          .threads = 32 * kHeadWarps,
+          .smem_bytes = 0},
+         arguments, "index_queries");
 }
 
 void indexer_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    cuda::load_kernel(kernels.held.kernel, kernels.held.smem_bytes);
-    cuda::load_kernel(kernels.pass.kernel, kernels.pass.smem_bytes(kMostHeads, kMostFold));
+    for (const HeldKernel& held : kernels.held) cuda::load_kernel(held.kernel, held.smem_bytes);
+    for (const auto& some : kernels.pass)
+      for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(kMostHeads, kMostFold));
     cuda::load_kernel(kernels.write_keys, 0);
     cuda::load_kernel(kernels.queries, 0);
   }

@@ -3,32 +3,56 @@
 // src/indexer/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in its config's library.
 #pragma once
 #include "indexer/cuda/heads.cuh"
+#include "indexer/cuda/hopper.cuh"
 #include "indexer/cuda/kernels.h"
 #include "indexer/cuda/scores.cuh"
 
 namespace sievemla::stage::indexer {
+
+template <class Arch, class Tile>
+HeldKernel held_kernel_of() {
+  return {reinterpret_cast<const void*>(&held_kernel<Arch, Tile>), Tile::kThreads,
+          static_cast<int>(sizeof(HeldSmem<Tile>)), kHeldRows, Tile::kKeys};
+}
+template <class Arch, class Tile>
+PassKernel pass_kernel_of() {
+  return {reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas, pass_smem_bytes};
+}
+template <class Arch, class Tile, class Columns>
+HeldKernel rows_kernel_of() {
+  static_assert(sizeof(RowsSmem<Tile, Columns>) <= Arch::kSmemBytes);
+  return {reinterpret_cast<const void*>(&rows_kernel<Arch, Tile, Columns>), Tile::kThreads,
+          static_cast<int>(sizeof(RowsSmem<Tile, Columns>)), kMostUnits * Rows<Tile, Columns>::kRows, 0};
+}
+template <class Arch, class Tile, class Columns, int Blocks>
+PassKernel ring_kernel_of() {
+  static_assert(sizeof(RingSmem<Tile, Columns, Blocks>) <= Arch::kSmemBytes);
+  static_assert(Blocks * Columns::kRows == (Columns::kRows == 1 ? 1 : kMostFold));
+  return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>), Tile::kThreads, 1,
+          [](int, int) { return static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)); }};
+}
 
 template <class Arch>
 ConfigKernels make_kernels() {
   ConfigKernels kernels{};
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
-    using Held = HeldGroupTile<3, 4, 1, 4>;
-    using Pass = PassGroupTile<1, 1, 4>;
-    kernels.held = {reinterpret_cast<const void*>(&held_group_kernel<Arch, Held>), Held::kThreads,
-                    static_cast<int>(sizeof(HeldGroupSmem<Held>)), Held::kKeys};
-    kernels.pass = {reinterpret_cast<const void*>(&pass_group_kernel<Arch, Pass>), Pass::kThreads, Pass::kCtas,
-                    pass_group_smem_bytes};
+    using Tile = RowsTile<9, 4>;
+    using Ring = RingTile<2, 8>;
+    kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
+    kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
+    kernels.pass[0][0] = ring_kernel_of<Arch, Ring, Columns<32, 1>, 1>();
+    kernels.pass[0][1] = ring_kernel_of<Arch, Ring, Columns<64, 1>, 1>();
+    kernels.pass[1][0] = ring_kernel_of<Arch, Ring, Columns<32, 4>, 2>();
+    kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
-    using Pass = PassTile<Arch, 4, 2>;
     static_assert(2 * sizeof(HeldSmem<Held>) <= Arch::kSmemBytes);
-    kernels.held = {reinterpret_cast<const void*>(&held_kernel<Arch, Held>), Held::kThreads,
-                    static_cast<int>(sizeof(HeldSmem<Held>)), Held::kKeys};
-    kernels.pass = {reinterpret_cast<const void*>(&pass_kernel<Arch, Pass>), Pass::kThreads, Pass::kCtas,
-                    pass_smem_bytes};
+    static_assert(pass_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
+    for (HeldKernel& held : kernels.held) held = held_kernel_of<Arch, Held>();
+    for (auto& some : kernels.pass)
+      for (PassKernel& pass : some) pass = pass_kernel_of<Arch, PassTile<Arch, 4, 2>>();
   }
-  static_assert(pass_group_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
   kernels.write_keys = reinterpret_cast<const void*>(&write_keys_kernel<Arch>);
   kernels.queries = reinterpret_cast<const void*>(&queries_kernel<Arch>);
   return kernels;

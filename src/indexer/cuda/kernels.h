@@ -8,10 +8,11 @@
 
 namespace sievemla::stage::indexer {
 
-// Many rows a source: __global__ void (CudaScoreParams, int key_blocks), a CTA per kHeldRows rows and `keys` keys.
+// Many rows a source: __global__ void (CudaScoreParams, int). A CTA per `rows` rows and `keys` keys, told the blocks of
+// keys; or, where `keys` is 0, a CTA per multiprocessor for `rows` rows from one on, which it is told.
 struct HeldKernel {
   const void* kernel;
-  int threads, smem_bytes, keys;
+  int threads, smem_bytes, rows, keys;
 };
 // Few: __global__ void (CudaScoreParams, int fold), `ctas` CTAs a multiprocessor.
 struct PassKernel {
@@ -19,12 +20,12 @@ struct PassKernel {
   int threads, ctas;
   int (*smem_bytes)(int heads, int fold);
 };
-inline constexpr int kHeldRows = 64, kMostFold = 8, kMostHeads = 64;
+inline constexpr int kMostFold = 8, kMostHeads = 64;
 
 struct ConfigKernels {
-  int sm;  // of the config, as cuda::Config
-  HeldKernel held;
-  PassKernel pass;
+  int sm;                  // of the config, as cuda::Config
+  HeldKernel held[2];      // up to 32 heads, and more
+  PassKernel pass[2][2];   // one row and several; of up to 32 heads, and more
   const void* write_keys;  // __global__ void (WriteKeysParams), a warp a token
   const void* queries;     // __global__ void (QueryParams), a warp a head
 };

@@ -12,13 +12,13 @@
 
 #include "indexer/cuda/kernels.h"
 #include "indexer/cuda/keys.cuh"
-#include "indexer/cuda/wgmma.cuh"
 
 namespace sievemla::stage::indexer {
 
 // ---- many rows --------------------------------------------------------------------------------------
 
-inline constexpr int kStageRows = 8;  // at most; of heads that are padded to a multiple of 8
+// Rows that pass by a CTA; heads of a stage, padded to a multiple of 8 a row, and rows of it at most.
+inline constexpr int kHeldRows = 64, kStageHeads = 64, kStageRows = 8;
 
 // The longest of rows [row, end) with this source; by a warp.
 __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int source, int lane) {
@@ -114,131 +114,21 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
                                                               block % key_blocks * Tile::kKeys);
 }
 
-// The same by warpgroups.
-template <int Groups, int KeyTiles, int Ctas, int Stages>
-struct HeldGroupTile {
-  using Keys = GroupKeys<KeyTiles, true>;
-  static constexpr int kThreads = 128 * Groups, kCtas = Ctas, kStages = Stages;
-  static constexpr int kKeys = 4 * Groups * Keys::kKeys;  // of a CTA
-};
-
-template <class Tile>
-struct HeldGroupSmem {
-  struct Stage {
-    alignas(1024) unsigned char heads[kStageHeads * kDim];
-    float weights[kStageHeads];
-    int length[kStageRows], source[kStageRows];
-  } stage[Tile::kStages];
-};
-
-template <class Tile>
-struct HeldGroup {
-  using Keys = typename Tile::Keys;
-  const CudaScoreParams& p;
-  HeldGroupSmem<Tile>& s;
-  const StageCopy<Tile::kThreads> copy{p};
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int stage_rows = kStageHeads / copy.padded;
-
-  __device__ void fetch(int row, int end, int at) {
-    auto& stage = s.stage[at];
-    copy.start(row, end, stage.heads, stage.weights);
-    if (thread >= stage_rows) return;
-    if (row + thread >= end) {
-      stage.length[thread] = 0;
-      return;
-    }
-    cuda::cp_async_4(cuda::shared_address(&stage.length[thread]), p.lengths + row + thread, 4);
-    if (p.source) cuda::cp_async_4(cuda::shared_address(&stage.source[thread]), p.source + row + thread, 4);
-    else stage.source[thread] = p.table ? (row + thread) / p.rows_per_source : 0;
-  }
-
-  __device__ void run(int first_row, int first_key) {
-    const int end = min(first_row + kHeldRows, p.rows);
-    const int group_first = first_key + warp / 4 * 4 * Keys::kKeys, first = first_key + warp * Keys::kKeys;
-    Keys keys;
-    int loaded = -1, loaded_source = 0;
-    for (auto& stage : s.stage) clear_stage(stage.heads, stage.weights, thread, Tile::kThreads);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < Tile::kStages - 1; ++i) {
-      if (first_row + i * stage_rows < end) fetch(first_row + i * stage_rows, end, i);
-      cuda::cp_async_commit();
-    }
-    int at = 0;
-#pragma unroll 1
-    for (int row = first_row; row < end; row += stage_rows) {
-      cuda::cp_async_wait<Tile::kStages - 2>();
-      cuda::fence_async();
-      __syncthreads();
-      const int ahead = row + (Tile::kStages - 1) * stage_rows;
-      if (ahead < end) fetch(ahead, end, at == 0 ? Tile::kStages - 1 : at - 1);
-      cuda::cp_async_commit();
-      const auto& stage = s.stage[at];
-      at = at + 1 == Tile::kStages ? 0 : at + 1;
-
-      // Rows that share a source go together: mostly all. A row of no length may name any.
-      const int length = lane < stage_rows ? min(stage.length[lane], p.width) : 0;
-      const int source = stage.source[lane % kStageRows];
-      float* const logits = p.logits + row * p.logits_row + first;
-#pragma unroll 1
-      for (unsigned todo = __ballot_sync(~0u, length > 0); todo;) {
-        const int chosen = __shfl_sync(~0u, source, __ffs(static_cast<int>(todo)) - 1);
-        const unsigned mine = __ballot_sync(~0u, length > 0 && source == chosen);
-        const int longest = __reduce_max_sync(~0u, mine >> lane & 1 ? length : 0);
-        todo &= ~mine;
-        if (longest <= group_first) continue;  // the same for a warpgroup
-        if (loaded < longest || loaded_source != chosen) {
-          loaded = longest_of(p, row, end, chosen, lane), loaded_source = chosen;
-          keys.load(p, Keys::locate(p, chosen, first, loaded), chosen, first, lane);
-        }
-        keys.scores(copy.padded, stage.heads, stage.weights, lane, [&](int r, int column, float score) {
-          if ((mine >> r & 1) && first + column < min(stage.length[r], p.width))
-            logits[r * p.logits_row + column] = score;
-        });
-      }
-      if (p.fill)
-        for (int r = 0; r < stage_rows && row + r < end; ++r)
-          fill_row(p, row + r, max(first, stage.length[r]), min(first + Keys::kKeys, p.width), lane, 32);
-    }
-  }
-};
-
-template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kThreads,
-                             Tile::kCtas) void held_group_kernel(const __grid_constant__ CudaScoreParams p,
-                                                                 int key_blocks) {
-  extern __shared__ __align__(1024) unsigned char smem[];
-  const int block = static_cast<int>(blockIdx.x);
-  HeldGroup<Tile>{p, *reinterpret_cast<HeldGroupSmem<Tile>*>(smem)}.run(block / key_blocks * kHeldRows,
-                                                                        block % key_blocks * Tile::kKeys);
-}
-
 // ---- few rows ---------------------------------------------------------------------------------------
 
-// A unit: `fold` rows that share keys. CTAs share the tiles of all units evenly.
-
-template <int TileKeys>
+// Units of tiles_of(unit) tiles each, of which CTAs get equal shares; all together below 2^31, as a tile has 32 keys or
+// more.
+template <class TilesOf>
 struct Units {
-  const CudaScoreParams& p;
-  const int fold, lane = threadIdx.x % 32;
-
-  __device__ int longest(int unit) const {
-    int most = 0;
-#pragma unroll 1
-    for (int i = 0; i < fold; ++i) most = max(most, length_of(p, unit * fold + i));
-    return most;
-  }
-  __device__ int tiles_of(int unit) const { return (longest(unit) + TileKeys - 1) / TileKeys; }
+  const int units;
+  const TilesOf tiles_of;
+  const int lane = static_cast<int>(threadIdx.x % 32);
 
   // The unit in which a tile lies, and its number there; by every warp for itself.
   struct Place {
-    int unit;
-    std::int64_t tile;
+    int unit, tile;
   };
-  __device__ Place find(std::int64_t tile) const {
-    const int units = p.rows / fold;
-    std::int64_t before = 0;
+  __device__ Place find(int tile) const {
 #pragma unroll 1
     for (int base = 0; base < units; base += 32) {
       const int mine = base + lane < units ? tiles_of(base + lane) : 0;
@@ -248,49 +138,57 @@ struct Units {
         const int other = __shfl_up_sync(~0u, upto, d);
         if (lane >= d) upto += other;
       }
-      const unsigned after = __ballot_sync(~0u, before + upto > tile);
+      const unsigned after = __ballot_sync(~0u, upto > tile);
       if (after) {
         const int at = __ffs(static_cast<int>(after)) - 1;
-        return {base + at, tile - before - __shfl_sync(~0u, upto - mine, at)};
+        return {base + at, tile - __shfl_sync(~0u, upto - mine, at)};
       }
-      before += __shfl_sync(~0u, upto, 31);
+      tile -= __shfl_sync(~0u, upto, 31);
     }
     return {units, 0};
   }
-  __device__ std::int64_t all_tiles() const {
-    std::int64_t sum = 0;
-#pragma unroll 1
-    for (int unit = lane; unit < p.rows / fold; unit += 32) sum += tiles_of(unit);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    return sum;
+  __device__ int all_tiles() const {
+    int sum = 0;
+#pragma unroll 2
+    for (int unit = lane; unit < units; unit += 32) sum += tiles_of(unit);
+    return __reduce_add_sync(~0u, sum);
   }
 
-  // body(unit, first tile, one past the last) for the tiles of CTA `cta` of `ctas`.
+  // body(unit, first tile, one past the last, whether this CTA has more) for the tiles of CTA `cta` of `ctas`.
   template <class Body>
   __device__ void share(int cta, int ctas, Body&& body) const {
-    const std::int64_t all = all_tiles(), begin = all * cta / ctas;
-    std::int64_t left = all * (cta + 1) / ctas - begin;
+    const int all = all_tiles(), each = all / ctas, more = all - each * ctas;
+    int left = each + (cta < more);
     if (left <= 0) return;
 #pragma unroll 1
-    for (Place at = find(begin); left > 0; at = {at.unit + 1, 0}) {
-      const int here = static_cast<int>(min(left, tiles_of(at.unit) - at.tile));
-      if (here > 0) body(at.unit, static_cast<int>(at.tile), static_cast<int>(at.tile) + here);
+    for (Place at = find(each * cta + min(cta, more)); left > 0; at = {at.unit + 1, 0}) {
+      const int here = min(left, tiles_of(at.unit) - at.tile);
       left -= here;
-    }
-  }
-  // What lies past the lengths, by all CTAs.
-  __device__ void fill(int cta, int ctas) const {
-    constexpr int kColumns = 4096;
-    const int pieces = (p.width + kColumns - 1) / kColumns;
-#pragma unroll 1
-    for (std::int64_t i = cta; i < static_cast<std::int64_t>(p.rows) * pieces; i += ctas) {
-      const int row = static_cast<int>(i / pieces), piece = static_cast<int>(i % pieces) * kColumns;
-      fill_row(p, row, max(length_of(p, row), piece), min(piece + kColumns, p.width), static_cast<int>(threadIdx.x),
-               static_cast<int>(blockDim.x));
+      if (here > 0) body(at.unit, at.tile, at.tile + here, left > 0);
     }
   }
 };
+template <class TilesOf>
+Units(int, TilesOf) -> Units<TilesOf>;
+
+// A unit's rows share keys: `fold` of them.
+__device__ inline int longest_of_unit(const CudaScoreParams& p, int unit, int fold) {
+  int most = 0;
+#pragma unroll 1
+  for (int i = 0; i < fold; ++i) most = max(most, length_of(p, unit * fold + i));
+  return most;
+}
+
+// -inf past the lengths of rows [begin, end), by some threads of all CTAs.
+__device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, int thread, int threads) {
+  constexpr int kColumns = 4096;
+  const int pieces = (p.width + kColumns - 1) / kColumns;
+#pragma unroll 1
+  for (std::int64_t i = blockIdx.x; i < static_cast<std::int64_t>(end - begin) * pieces; i += gridDim.x) {
+    const int row = begin + static_cast<int>(i / pieces), piece = static_cast<int>(i % pieces) * kColumns;
+    fill_row(p, row, max(length_of(p, row), piece), min(piece + kColumns, p.width), thread, threads);
+  }
+}
 
 template <class Arch, int Warps, int Ctas>
 struct PassTile {
@@ -306,10 +204,13 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = (p.heads + 7) / 8 * 8;
   float* const weights = reinterpret_cast<float*>(smem + fold * padded * kDim);
-  const Units<Keys::kKeys> units{p, fold};
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
+  const Units units{p.rows / fold,
+                    [&](int unit) { return (longest_of_unit(p, unit, fold) + Keys::kKeys - 1) / Keys::kKeys; }};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-  units.share(cta, ctas, [&](int unit, int begin, int end) {
-    const int longest = units.longest(unit), source = source_of(p, unit * fold);
+  units.share(cta, ctas, [&](int unit, int begin, int end, bool) {
+    const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < fold; ++i)
@@ -330,72 +231,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
       }
     }
   });
-  if (p.fill) units.fill(cta, ctas);
-}
-
-// The same by warpgroups.
-template <int Groups, int KeyTiles, int Ctas>
-struct PassGroupTile {
-  using Keys = GroupKeys<KeyTiles, false>;
-  static constexpr int kGroups = Groups, kThreads = 128 * Groups, kCtas = Ctas;
-};
-constexpr int pass_group_stages(int heads, int fold) {
-  const int rows = kStageHeads / heads_of_stage(heads);
-  return (fold + rows - 1) / rows;
-}
-constexpr int pass_group_smem_bytes(int heads, int fold) {
-  return pass_group_stages(heads, fold) * kStageHeads * (kDim + 4);
-}
-
-template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kThreads,
-                             Tile::kCtas) void pass_group_kernel(const __grid_constant__ CudaScoreParams p, int fold) {
-  using Keys = typename Tile::Keys;
-  extern __shared__ __align__(1024) unsigned char smem[];
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int stages = pass_group_stages(p.heads, fold), stage_rows = kStageHeads / heads_of_stage(p.heads);
-  float* const weights = reinterpret_cast<float*>(smem + stages * kStageHeads * kDim);
-  for (int i = 0; i < stages; ++i)
-    clear_stage(smem + i * kStageHeads * kDim, weights + i * kStageHeads, thread, Tile::kThreads);
-  const Units<4 * Keys::kKeys> units{p, fold};
-  const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-  units.share(cta, ctas, [&](int unit, int begin, int end) {
-    const int longest = units.longest(unit), row = unit * fold, source = source_of(p, row);
-    const auto first_of = [&](int tile) { return (tile * 4 + warp % 4) * Keys::kKeys; };
-    int tile = begin + warp / 4;
-    // Keys are a tile ahead, the pages they lie in two.
-    Keys now, next;
-    auto place = Keys::locate(p, source, first_of(tile), longest);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < stages; ++i)
-      copy_permuted(p, row + i * stage_rows, row + fold, smem + i * kStageHeads * kDim, weights + i * kStageHeads,
-                    thread, Tile::kThreads);
-    cuda::cp_async_commit();
-    now.load(p, place, source, first_of(tile), lane);
-    place = Keys::locate(p, source, first_of(tile + Tile::kGroups), longest);
-    cuda::cp_async_wait<0>();
-    cuda::fence_async();
-    __syncthreads();
-#pragma unroll 1
-    for (; tile < end; tile += Tile::kGroups) {
-      const int first = first_of(tile);
-      if (tile + Tile::kGroups < end) {
-        next.load(p, place, source, first_of(tile + Tile::kGroups), lane);
-        place = Keys::locate(p, source, first_of(tile + 2 * Tile::kGroups), longest);
-      }
-#pragma unroll 1
-      for (int i = 0; i < stages; ++i)
-        now.scores(heads_of_stage(p.heads), smem + i * kStageHeads * kDim, weights + i * kStageHeads, lane,
-                   [&](int r, int column, float score) {
-                     const int t = row + i * stage_rows + r;
-                     if (t < row + fold && first + column < length_of(p, t))
-                       p.logits[t * p.logits_row + first + column] = score;
-                   });
-      now = next;
-    }
-  });
-  if (p.fill) units.fill(cta, ctas);
+  if (p.fill) fill_rows(p, 0, p.rows, thread, Tile::kThreads);
 }
 
 }  // namespace sievemla::stage::indexer

@@ -47,7 +47,9 @@ struct IdRow {
   }
   __device__ void store(const CudaIds& out, int lane, int position) const {
     if (positions) positions[lane] = position;
-    if (!slots) return;
+    if (slots) store_slot(out, lane, position);
+  }
+  __device__ void store_slot(const CudaIds& out, int lane, int position) const {
     if (out.wide_slots) static_cast<std::int64_t*>(slots)[lane] = slot_of(out.map, pages, position, INT64_MAX);
     else static_cast<int*>(slots)[lane] = static_cast<int>(slot_of(out.map, pages, position, INT32_MAX));
   }

@@ -3,6 +3,7 @@
 // src/topk/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in that config's own library.
 #pragma once
 #include <cstddef>
+#include <type_traits>
 
 #include "topk/cuda/id_kernels.cuh"
 #include "topk/cuda/kernels.h"
@@ -10,25 +11,24 @@
 
 namespace sievemla::stage::topk {
 
-// One CTA a multiprocessor does a row fastest; two with half the threads do most rows.
-using WideTile = SelectTile<1024, 8, 1>;
-using HalfTile = SelectTile<512, 16, 2>;
-static_assert(WideTile::kList == kListEntries && HalfTile::kList == kListEntries);
-
-template <class Arch, class Tile, bool Long>
+// Two CTAs a multiprocessor; those that share a row are few and have more registers, but leave room for a CTA of
+// decode scores, beside which they wait to start.
+template <class Arch, RowKind kKind>
 SelectKernel select_of() {
+  using Tile = std::conditional_t<kKind == RowKind::kShared, SelectTile<512, 1, 768>, SelectTile<512, 2>>;
   using Smem = SelectSmem<Tile>;
-  constexpr int kBytes = static_cast<int>(Long ? sizeof(Smem) : offsetof(Smem, position));
+  constexpr std::size_t kBytes =
+      kKind == RowKind::kShort ? offsetof(Smem, chosen) + sizeof(Smem::chosen) : sizeof(Smem);
   static_assert(kBytes <= Arch::kSmemBytes);
-  return {reinterpret_cast<const void*>(&select_kernel<Arch, Tile, Long>), Tile::kThreads, kBytes};
+  return {reinterpret_cast<const void*>(&select_kernel<Arch, Tile, kKind>), Tile::kThreads, static_cast<int>(kBytes)};
 }
 
 template <class Arch>
 ConfigKernels make_kernels() {
   return {Arch::kSm,
-          select_of<Arch, WideTile, true>(),
-          select_of<Arch, WideTile, false>(),
-          select_of<Arch, HalfTile, false>(),
+          select_of<Arch, RowKind::kShort>(),
+          select_of<Arch, RowKind::kLong>(),
+          select_of<Arch, RowKind::kShared>(),
           reinterpret_cast<const void*>(&slots_kernel<Arch>),
           reinterpret_cast<const void*>(&pools_kernel<Arch>)};
 }

@@ -15,14 +15,13 @@ struct SelectKernel {
 };
 
 struct ConfigKernels {
-  int sm;                             // of the config, as cuda::Config
-  SelectKernel any, one_list, dense;  // rows of any length; rows that fit a list; the same, for many of them
-  const void* slots;                  // __global__ void (const int* positions, int64 row, int k, CudaIds)
-  const void* pools;                  // __global__ void (PoolParams)
+  int sm;                               // of the config, as cuda::Config
+  SelectKernel of_list, alone, shared;  // rows that fit a list; of any length; the same, by `parts` CTAs each
+  const void* slots;                    // __global__ void (const int* positions, int64 row, int k, CudaIds)
+  const void* pools;                    // __global__ void (PoolParams)
 };
 
-inline constexpr int kListEntries = 8192;  // a row up to here is its own list
-inline constexpr int kIdThreads = 256;     // of slots and pools
+inline constexpr int kIdThreads = 256;  // of slots and pools
 
 // In the order of cuda::configs(). Written by CMake.
 std::span<const ConfigKernels> config_kernels();

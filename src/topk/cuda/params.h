@@ -6,6 +6,8 @@
 
 namespace sievemla::stage::topk {
 
+inline constexpr int kListEntries = 8192;  // a row up to here is its own list
+
 // SlotMap on the device.
 struct CudaSlotMap {
   const int* table;        // [requests, pages]
@@ -38,6 +40,7 @@ struct CudaParams {
   const int* starts;   // [rows] or null
   const int* lengths;  // [rows]
   int rows, k;
+  int ahead;  // short rows: so many rows ahead are brought into L2
   CudaIds out;
 
   int parts;          // CTAs that share a long row

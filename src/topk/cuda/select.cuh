@@ -2,12 +2,13 @@
 // Copyright The SieveMLA authors
 // src/topk/cuda/select.cuh -- stage 2 on CUDA: exact top-k of rows of any length.
 //
-//   list    what may be among the k largest, in ascending position: a short row whole, each thread with some of it in
-//           registers; of a longer row the scores that reach a threshold, guessed from a sample so that a little more
-//           than k do. A row's CTAs all guess the same, each filters its part, and the last to arrive has the list.
-//   narrow  bins of equal width between the least and the largest score, the bin that holds the k-th largest; what is
-//           above it is selected. The few in it are ranked against each other, or the bin is cut up again.
-//   emit    ids in ascending position: a prefix sum over warps' ballots
+//   list    what may be among the k largest, in ascending position: a short row whole; of a longer row the scores that
+//           reach a threshold, guessed from a sample so that a little more than k do. A row's CTAs all guess the same,
+//           each filters its part, and the last to arrive has the list. Each thread holds some of it in registers.
+//   narrow  bins of equal width between a least and a largest score, the bin that holds the k-th largest; what is
+//           above it is selected. The few in it are ranked against each other, or the bin is cut up again. The sample
+//           is narrowed by the same code.
+//   emit    ids in ascending position: one prefix sum, over bytes that count four entries each
 //
 // Where the guess was bad (less than k reach it, or more than a list holds), the row's last CTA reads it again, in
 // bins of the exact keys, until one key or a bin that is taken whole is left: up to three times, then once to emit. So
@@ -15,47 +16,44 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/ptx/ptx.cuh"
 #include "topk/cuda/ids.cuh"
 
 namespace sievemla::stage::topk {
 
 inline constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-inline constexpr int kFew = 64;       // in the last bin: ranked by comparing all with all
-inline constexpr int kStrip = 512;    // scores a warp filters at a time
-inline constexpr int kStrips = 1024;  // that a CTA filters, at most
+inline constexpr int kFew = 64;    // in the last bin: ranked by comparing all with all
+inline constexpr int kSoon = 192;  // entries of a part that are read before it is known how many there are
+inline constexpr int kListBits = 13, kList = kListEntries;
+static_assert(kList == 1 << kListBits);
 
-// Threads of a CTA, list entries of each, and CTAs wanted on a multiprocessor.
-template <int Threads, int Entries, int Ctas>
+enum class RowKind { kShort, kLong, kShared };  // at most a list long; any; any, by p.parts CTAs
+
+// Threads of a CTA, CTAs wanted on a multiprocessor, and threads that the registers of one shall do for.
+template <int Threads, int Ctas, int MostThreads = Threads>
 struct SelectTile {
-  static constexpr int kThreads = Threads, kWarps = Threads / 32, kEntries = Entries, kList = Threads * Entries;
-  static constexpr int kListBits = 13;
-  static_assert(kList == 1 << kListBits);
-  static constexpr int kCtas = Ctas;
-  static_assert(kWarps * Entries == 256 && Entries <= 32, "emit scans 8 cells a lane");
-  static_assert(kStrips % Threads == 0 && kBins % Threads == 0 && kList <= 0xFFFF);
+  static constexpr int kThreads = Threads, kCtas = Ctas, kMostThreads = MostThreads, kWarps = Threads / 32;
+  static constexpr int kGroups = kList / (4 * Threads);  // of four entries that a thread has, at most
+  static constexpr int kBinQuads = kBins / (4 * Threads);
+  static_assert(kGroups == 4, "a byte of a mask for each, and of a strip's four");
+  static_assert(kBinQuads >= 1 && kFew == 64, "two of the few a lane");
 };
 
 template <class Tile>
 struct SelectSmem {
-  alignas(16) int bins[kBins];
-  alignas(16) int cells[256];  // marked entries, by entry and warp
-  int low[32], high[32], sums[32];
+  alignas(16) int bins[kBins];               // zero between uses
+  alignas(16) unsigned long long few[kFew];  // score and entry in one number, larger is better; zero: none
+  int few_count;
+  int low[32], high[32], sums[32];  // by warp
+  int marked[2][32];                // by warp; of this round and the one before
   struct {
     int bin, above, count;
   } found;
-  int few;
-  float few_score[kFew];
-  int few_entry[kFew];
-  int last;  // of the few, that is selected; later: this CTA is
+  int last;  // this CTA is the last of its row
   union {
-    float score[Tile::kList];  // of the list
-    int chosen[Tile::kList];   // positions to be stored
+    alignas(16) int chosen[kList];  // positions to be stored
+    ListEntry list[kList];          // of long rows only
   };
-  // From here on for long rows only.
-  int position[Tile::kList];  // of the list
-  int listed;
-  unsigned short strip_count[kStrips], strip_first[kStrips];  // in the list, as filtered
-  int move[kStrips];  // by strip: from there to its place in the list; by part: the first of its entries
 };
 
 // ---- keys -------------------------------------------------------------------------------------------
@@ -87,44 +85,82 @@ __device__ inline float root(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// Orders all that this thread knows of, before and after it, against other CTAs.
+__device__ inline unsigned count_arrival(unsigned* ticket) {
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(ticket) : "memory");
+  return before;
+}
 
-// Bins of equal width between two finite scores. Monotone; what lies outside goes to the first or last bin.
-struct Cut {
-  float low, width, scale;
-  __device__ Cut(int low_key, int high_key)
-      : low(score_of(low_key)), width(score_of(high_key) - low), scale((kBins - 1) * reciprocal(width)) {}
-  __device__ bool good() const { return width > 1e-30f && width < INFINITY; }
-  __device__ int bin(float x) const {
-    constexpr float kShift = 0x1p23f;  // its ulp is 1: adding it rounds to an integer, in the lower bits
-    return __float_as_int(fmaf(fminf(fmaxf(x - low, 0.f), width), scale, kShift)) - __float_as_int(kShift);
-  }
-};
+constexpr float kCode = 0x1p23f;  // its ulp is 1: a bin is added to it
+
+// Masks of a thread's entries: bit 8 j + c is entry c of group j.
+__device__ constexpr unsigned bit_of(int i) { return 1u << (8 * (i / 4) + i % 4); }
+// How many bits are set of each group, a byte each.
+__device__ inline unsigned counts_of(unsigned mask) {
+  const unsigned pairs = mask - (mask >> 1 & 0x05050505u);
+  return (pairs & 0x03030303u) + (pairs >> 2 & 0x03030303u);
+}
 
 // ---- device -----------------------------------------------------------------------------------------
 
+// Apart, because it is rare: its registers shall not count.
 template <class Tile>
-__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, std::int64_t n,
-                               int k);
+__device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
+                                            int n, int k);
 
 template <class Tile>
 struct Select {
-  static constexpr int kThreads = Tile::kThreads, kWarps = Tile::kWarps, kEntries = Tile::kEntries, kList = Tile::kList;
-  static constexpr int kListBits = Tile::kListBits;
+  static constexpr int kThreads = Tile::kThreads, kWarps = Tile::kWarps, kGroups = Tile::kGroups,
+                       kEntries = 4 * kGroups;
   using Smem = SelectSmem<Tile>;
   const CudaParams& p;
   Smem& s;
   const int row;
-  const IdRow ids;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  int live = kEntries;  // entries of a thread that some thread has
+  int groups = kGroups;  // that a thread has: a warp's entries lie side by side, and so do the 128 of a group
 
-  __device__ Select(const CudaParams& params, Smem& smem, int r) : p(params), s(smem), row(r), ids(params.out, r) {}
+  __device__ Select(const CudaParams& params, Smem& smem, int r) : p(params), s(smem), row(r) {}
 
-  // Entry i of a thread is entry i * kThreads + thread of the list: a bit mask says which of a thread's count.
-  __device__ unsigned first_entries(std::int64_t n) const {
-    const std::int64_t mine = (n - thread + kThreads - 1) / kThreads;
-    return mine <= 0 ? 0u : ~0u >> (32 - min(mine, std::int64_t{kEntries}));
+  __device__ void set_groups(int entries) { groups = (entries + 4 * kThreads - 1) / (4 * kThreads); }
+  __device__ int first_of(int group) const { return ((warp * groups + group) * 32 + lane) * 4; }
+  __device__ int entry_of(unsigned lowest_bit) const {
+    const int i = __clz(static_cast<int>(lowest_bit)) ^ 31;
+    return first_of(i / 8) + i % 8;
+  }
+  // Of the groups in use only.
+  template <class F>
+  __device__ void each_group(F&& f) const {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= groups) break;
+      f(j);
+    }
+  }
+  template <class F>
+  __device__ void each_entry(F&& f) const {
+    each_group([&](int j) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) f(4 * j + c);
+    });
+  }
+  // The mask of the entries for which f gives a number with its sign bit set.
+  template <class F>
+  __device__ unsigned mask_of(F&& f) const {
+    unsigned mask = 0;
+    each_group([&](int j) {
+      unsigned four = 0;
+#pragma unroll
+      for (int c = 3; c >= 0; --c) four = __funnelshift_l(__float_as_uint(f(4 * j + c)), four, 1);
+      mask += four << (8 * j);
+    });
+    return mask;
+  }
+  __device__ unsigned all_entries() const { return 0x0F0F0F0Fu >> (8 * (kGroups - groups)); }
+  __device__ unsigned first_entries(int n) const {
+    unsigned mask = 0;
+    each_group([&](int j) { mask += (15u >> (4 - min(max(n - first_of(j), 0), 4))) << (8 * j); });
+    return mask;
   }
 
   // ---- of the whole CTA: every thread calls, every thread gets the result
@@ -136,217 +172,272 @@ struct Select {
     low = __reduce_min_sync(~0u, s.low[lane % kWarps]), high = __reduce_max_sync(~0u, s.high[lane % kWarps]);
   }
 
-  // Sum of the values of the threads before this one; `all` = the sum of all.
-  __device__ int sum_before(int value, int& all) {
-    int sum = value;
+  __device__ void clear() {
 #pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
-    if (lane == 31) s.sums[warp] = sum;
-    __syncthreads();
-    int warps = lane < kWarps ? s.sums[lane] : 0;
-#pragma unroll
-    for (int d = 1; d < kWarps; d *= 2) {
-      const int other = __shfl_up_sync(~0u, warps, d);
-      if (lane >= d) warps += other;
-    }
-    all = __shfl_sync(~0u, warps, kWarps - 1);
-    const int before = __shfl_sync(~0u, warps, max(warp - 1, 0));
-    return (warp > 0 ? before : 0) + sum - value;
+    for (int q = 0; q < Tile::kBinQuads; ++q) reinterpret_cast<int4*>(s.bins)[q * kThreads + thread] = {0, 0, 0, 0};
+    if (thread < kFew) s.few[thread] = 0;
+    if (thread == 0) s.few_count = 0;
   }
 
-  __device__ void clear_bins() {
-    for (int b = thread; b < kBins; b += kThreads) s.bins[b] = 0;
-    if (thread == 0) s.few = 0;
-    __syncthreads();
-  }
-  // The bin of the need-th largest of what was counted, into s.found.
+  // The bin of the need-th largest of what was counted, into s.found; clears the bins.
   __device__ void find_bin(int need) {
     __syncthreads();
-    constexpr int kMine = kBins / kThreads;
-    const int top = kBins - 1 - thread * kMine;
-    int count[kMine], sum = 0, all;
+    auto* const mine = reinterpret_cast<int4*>(s.bins) + (kThreads - 1 - thread) * Tile::kBinQuads;
+    int sum = 0;
+    int4 count[Tile::kBinQuads];
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) sum += count[i] = s.bins[top - i];
-    int above = sum_before(sum, all);
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      if (above < need && need <= above + count[i]) s.found = {top - i, above, count[i]};
-      above += count[i];
+    for (int q = 0; q < Tile::kBinQuads; ++q) {
+      count[q] = mine[q], mine[q] = {0, 0, 0, 0};
+      sum += count[q].x + count[q].y + count[q].z + count[q].w;
     }
+    const int all = __reduce_add_sync(~0u, sum);
+    if (lane == 0) s.sums[warp] = all;
     __syncthreads();
-  }
-  // Counts the marked entries by bin and finds the bin of the need-th largest.
-  __device__ void find_bin_of(const int (&bin)[kEntries], unsigned marked, int need) {
-    clear_bins();
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i) {
-      if (i >= live) break;
-      if (marked >> i & 1) atomicAdd(&s.bins[bin[i]], 1);
-    }
-    find_bin(need);
-  }
-  // From the least to the largest finite score.
-  __device__ Cut cut_of(const float (&x)[kEntries], unsigned marked) {
-    float low = INFINITY, high = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i) {
-      if (i >= live) break;
-      if ((marked >> i & 1) && fabsf(x[i]) < INFINITY) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
-    }
-    int low_key = key_of(low), high_key = key_of(high);
-    least_and_largest(low_key, high_key);
-    return {low_key, high_key};
-  }
-
-  // Splits the marked entries, more than `need` of them: `above` are among the `need` largest, and so are the first
-  // `need` (as it is afterwards) of the `ties`.
-  __device__ void narrow(const float (&x)[kEntries], unsigned& above, unsigned& ties, int& need) {
-    const Cut cut = cut_of(x, ties);
-    bool by_score = cut.good();
-#pragma unroll 1
-    for (;;) {
-      int bin[kEntries];
-      if (by_score) {
-#pragma unroll
-        for (int i = 0; i < kEntries; ++i) {
-          if (i >= live) break;
-          bin[i] = cut.bin(x[i]);
-        }
-      } else {
-        int low = kInfinity, high = -kInfinity;
-#pragma unroll
-        for (int i = 0; i < kEntries; ++i) {
-          bin[i] = key_of(x[i]);
-          if (ties >> i & 1) low = min(low, bin[i]), high = max(high, bin[i]);
-        }
-        least_and_largest(low, high);
-        if (low == high) return;
-        const int shift = shift_of(low, high);
-#pragma unroll
-        for (int i = 0; i < kEntries; ++i)
-          bin[i] = static_cast<int>((static_cast<unsigned>(bin[i]) - static_cast<unsigned>(low)) >> shift);
-      }
-      by_score = false;
-      find_bin_of(bin, ties, need);
-      const auto found = s.found;
-      unsigned inside = 0;
-#pragma unroll
-      for (int i = 0; i < kEntries; ++i) {
-        if (i >= live) break;
-        const unsigned bit = ties & 1u << i;
-        if (bin[i] > found.bin) above |= bit;
-        if (bin[i] == found.bin) inside |= bit;
-      }
-      ties = inside;
-      need -= found.above;
-      if (need == found.count) return;
-      if (found.count <= kFew) return rank_few(x, above, ties, need, found.count);
-    }
-  }
-  __device__ void rank_few(const float (&x)[kEntries], unsigned& above, unsigned& ties, int& need, int count) {
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i)
-      if (ties >> i & 1) {
-        const int at = atomicAdd(&s.few, 1);
-        s.few_score[at] = x[i], s.few_entry[at] = i * kThreads + thread;
-      }
-    __syncthreads();
-    if (thread < count) {
-      const float score = s.few_score[thread];
-      const int entry = s.few_entry[thread];
-      int rank = 0;
-#pragma unroll 4
-      for (int j = 0; j < count; ++j)
-        rank += s.few_score[j] > score || (s.few_score[j] == score && s.few_entry[j] < entry);
-      if (rank == need - 1) s.last = thread;
-    }
-    __syncthreads();
-    const float score = s.few_score[s.last];
-    const int entry = s.few_entry[s.last];
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i)
-      if ((ties >> i & 1) && (x[i] > score || (x[i] == score && i * kThreads + thread <= entry))) above |= 1u << i;
-    ties = 0, need = 0;
-  }
-
-  // Stores the ids of the selected entries, `above` and the first `need` ties, in ascending order from lane `first` on.
-  // Returns how many; `need` falls by the ties among them.
-  template <class Position>
-  __device__ int emit(unsigned above, unsigned ties, int& need, int first, Position&& position) {
-    int stored = 0;
-#pragma unroll 1
-    for (bool settle = need > 0;; settle = false) {  // ties first: which of them are selected
-      const unsigned marked = settle ? ties : above;
-#pragma unroll
-      for (int i = 0; i < kEntries; ++i) {
-        const unsigned votes = __ballot_sync(~0u, marked >> i & 1);
-        if (lane == 0) s.cells[i * kWarps + warp] = __popc(votes);
-      }
-      __syncthreads();
-      // Lane l scans cells 8 l .. 8 l + 7; of these, the one of this warp is its (warp % 8)-th.
-      const int4 c0 = *reinterpret_cast<const int4*>(&s.cells[lane * 8]);
-      const int4 c1 = *reinterpret_cast<const int4*>(&s.cells[lane * 8 + 4]);
-      const int cell[8] = {c0.x, c0.y, c0.z, c0.w, c1.x, c1.y, c1.z, c1.w};
-      int sum = 0, mine = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (j == warp % 8) mine = sum;
-        sum += cell[j];
-      }
+    int above = __reduce_add_sync(~0u, lane < warp ? s.sums[lane % kWarps] : 0);
+    if (above < need && need <= above + all) {  // it is in this warp's
       int upto = sum;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const int other = __shfl_up_sync(~0u, upto, d);
         if (lane >= d) upto += other;
       }
-      mine += upto - sum;
-      stored = __shfl_sync(~0u, upto, 31);
+      above += upto - sum;
+      if (above < need && need <= above + sum) {
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i) {
-        if (i >= live) break;
-        const int before = __shfl_sync(~0u, mine, (i * kWarps + warp) / 8);
-        const unsigned votes = __ballot_sync(~0u, marked >> i & 1);
-        const int rank = before + __popc(votes & ((1u << lane) - 1));
-        if (!(marked >> i & 1)) continue;
-        if (!settle) s.chosen[rank] = position(i * kThreads + thread);
-        else if (rank < need) above |= 1u << i;
+        for (int q = Tile::kBinQuads - 1; q >= 0; --q) {
+          const int four[4] = {count[q].w, count[q].z, count[q].y, count[q].x};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (above < need && need <= above + four[i])
+              s.found = {((kThreads - 1 - thread) * Tile::kBinQuads + q) * 4 + 3 - i, above, four[i]};
+            above += four[i];
+          }
+        }
       }
-      __syncthreads();
-      if (!settle) break;
-      need = max(need - stored, 0);
     }
-    for (int i = thread; i < stored; i += kThreads) ids.store(p.out, first + i, s.chosen[i]);
+    __syncthreads();
+  }
+
+  // A prefix sum over the CTA, in ascending entry: from[j] = how many of the marked entries are before group j of this
+  // thread. Returns how many there are. Calls next to each other differ in `turn`.
+  __device__ int places(unsigned marks, int turn, int (&from)[kGroups]) {
+    const unsigned counts = counts_of(marks);
+    unsigned upto = counts;  // 128 in a byte at most
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const unsigned other = __shfl_up_sync(~0u, upto, d);
+      if (lane >= d) upto += other;
+    }
+    const unsigned all = __shfl_sync(~0u, upto, 31);
+    if (lane == 0) s.marked[turn][warp] = static_cast<int>(__dp4a(all, 0x01010101u, 0u));
+    __syncthreads();
+    const int here = s.marked[turn][lane % kWarps];
+    int before = __reduce_add_sync(~0u, lane < warp ? here : 0);
+    upto -= counts;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      from[j] = before + static_cast<int>(upto >> (8 * j) & 255);
+      before += static_cast<int>(all >> (8 * j) & 255);
+    }
+    return __reduce_add_sync(~0u, lane < kWarps ? here : 0);
+  }
+
+  // ---- narrowing
+
+  // Bins of equal width between two scores; what lies outside goes to the first or last one.
+  struct Cut {
+    float low, width;
+    __device__ bool good() const { return width > 1e-30f && width < INFINITY; }
+    // About the least score in a bin.
+    __device__ float edge(int bin) const { return low + width / (kBins - 1) * (static_cast<float>(bin) - 0.5f); }
+  };
+  // From the least to the largest finite score of a quarter of the entries.
+  __device__ Cut cut_of(const float (&x)[kEntries]) {
+    float low = INFINITY, high = -INFINITY;
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if (fabsf(x[c]) < INFINITY) low = fminf(low, x[c]), high = fmaxf(high, x[c]);
+    int low_key = key_of(low), high_key = key_of(high);
+    least_and_largest(low_key, high_key);
+    return {score_of(low_key), score_of(high_key) - score_of(low_key)};
+  }
+  // Finds the bin of the need-th largest of all entries; the bins, as kCode and more.
+  __device__ void find_bin_of(const float (&x)[kEntries], Cut cut, int need, float (&code)[kEntries]) {
+    const float scale = reciprocal(cut.width), offset = -cut.low * scale;
+    each_entry([&](int i) {
+      code[i] = fmaf(__saturatef(fmaf(x[i], scale, offset)), kBins - 1, kCode);
+      atomicAdd(&s.bins[__float_as_int(code[i]) - __float_as_int(kCode)], 1);
+    });
+    find_bin(need);
+  }
+
+  // The same again and again, of the ties, by key: until they are few, all wanted, or all the same.
+  __device__ void cut_by_key(const float (&x)[kEntries], unsigned& above, unsigned& ties, int& need, int& count) {
+    while (need < count && count > kFew) {
+      int low = kInfinity, high = -kInfinity;
+      each_entry([&](int i) {
+        if (ties & bit_of(i)) low = min(low, key_of(x[i])), high = max(high, key_of(x[i]));
+      });
+      __syncthreads();
+      least_and_largest(low, high);
+      if (low == high) return;
+      const int shift = shift_of(low, high);
+      auto bin = [&](int i) { return (static_cast<unsigned>(key_of(x[i])) - static_cast<unsigned>(low)) >> shift; };
+      each_entry([&](int i) {
+        if (ties & bit_of(i)) atomicAdd(&s.bins[bin(i)], 1);
+      });
+      find_bin(need);
+      const auto found = s.found;
+      const unsigned at = static_cast<unsigned>(found.bin);
+      unsigned inside = 0;
+      each_entry([&](int i) {
+        if (!(ties & bit_of(i))) return;
+        if (bin(i) > at) above |= bit_of(i);
+        if (bin(i) == at) inside |= bit_of(i);
+      });
+      ties = inside, need -= found.above, count = found.count;
+    }
+  }
+
+  __device__ unsigned long long number_of(const float (&x)[kEntries], unsigned lowest_bit) const {
+    float score = x[0];
+#pragma unroll
+    for (int i = 1; i < kEntries; ++i)
+      if (lowest_bit == bit_of(i)) score = x[i];
+    return static_cast<unsigned long long>(static_cast<unsigned>(key_of(score)) ^ 0x80000000u) << 32 |
+           static_cast<unsigned>(~entry_of(lowest_bit));
+  }
+  // Those of the `marked` that are among the `need` largest of all the marked, which are kFew at most.
+  __device__ unsigned rank_few(const float (&x)[kEntries], unsigned marked, int need) {
+#pragma unroll 1
+    for (unsigned left = marked; left; left &= left - 1) s.few[atomicAdd(&s.few_count, 1)] = number_of(x, left & -left);
+    __syncthreads();
+    unsigned above = 0;
+    if (!__any_sync(~0u, marked != 0)) return above;
+    const unsigned long long a = s.few[lane], b = s.few[lane + 32];
+#pragma unroll 1
+    for (unsigned left = marked, lanes; (lanes = __ballot_sync(~0u, left != 0)) != 0; left &= left - 1) {
+      const unsigned long long mine = number_of(x, left & -left);
+#pragma unroll 1
+      for (; lanes; lanes &= lanes - 1) {
+        const int owner = __ffs(static_cast<int>(lanes)) - 1;
+        const unsigned long long its = __shfl_sync(~0u, mine, owner);
+        const int better = __popc(__ballot_sync(~0u, a > its)) + __popc(__ballot_sync(~0u, b > its));
+        if (lane == owner && better < need) above |= left & -left;
+      }
+    }
+    return above;
+  }
+
+  // Which of the entries are the `need` largest: `above`, and the first `need`, as it is afterwards, of the ties.
+  __device__ unsigned narrow(const float (&x)[kEntries], Cut cut, int& need, unsigned& ties) {
+    unsigned above = 0;
+    int count = kList + 1;
+    ties = all_entries();
+    if (cut.good()) {
+      float code[kEntries];
+      find_bin_of(x, cut, need, code);
+      const auto found = s.found;
+      const float at = static_cast<float>(found.bin) + kCode;
+      above = mask_of([&](int i) { return at - code[i]; });
+      ties &= ~(above | mask_of([&](int i) { return code[i] - at; }));
+      need -= found.above, count = found.count;
+    }
+    cut_by_key(x, above, ties, need, count);
+    if (need == count) above |= ties, need = 0;
+    else if (count <= kFew) above |= rank_few(x, ties, need), need = 0;
+    return above;
+  }
+
+  // ---- ids
+
+  // Stores n ids: from(i) is the position for lane first + i.
+  template <class From>
+  __device__ void store(int first, int n, From&& from) {
+    if (p.out.positions) {
+      int* to = p.out.positions + row * p.out.positions_row + first;
+#pragma unroll 4
+      for (int i = thread; i < n; i += kThreads) to[i] = from(i);
+    }
+    if (p.out.slots) {
+      const IdRow ids(p.out, row);
+#pragma unroll 1
+      for (int i = thread; i < n; i += kThreads) ids.store_slot(p.out, first + i, from(i));
+    }
+  }
+  // Stores the ids of the selected entries, `above` and the first `need` ties, in ascending order from lane `first` on.
+  // Returns how many; `need` falls by the ties among them. `position`: of entries e to e + 3.
+  template <class Position>
+  __device__ int emit(unsigned above, unsigned ties, int& need, int first, Position&& position) {
+    int from[kGroups];
+    if (need > 0) {  // the first of the ties
+      const int all = places(ties, 1, from);
+      each_entry([&](int i) {
+        if (ties & bit_of(i)) above |= from[i / 4]++ < need ? bit_of(i) : 0;
+      });
+      need = max(need - all, 0);
+    }
+    int4 positions[kGroups];
+    each_group([&](int j) { positions[j] = position(first_of(j)); });
+    const int stored = places(above, 0, from);
+    each_group([&](int j) {
+      int* to = s.chosen + from[j];
+      const unsigned four = above >> (8 * j);
+      if (four & 1) *to = positions[j].x;
+      to += four & 1;
+      if (four & 2) *to = positions[j].y;
+      to += four >> 1 & 1;
+      if (four & 4) *to = positions[j].z;
+      to += four >> 2 & 1;
+      if (four & 8) *to = positions[j].w;
+    });
+    __syncthreads();
+    store(first, stored, [&](int i) { return s.chosen[i]; });
     return stored;
   }
 
-  // The row itself, in exact keys.
-  __device__ void read_again(const float* scores, std::int64_t n, int k) {
-    int low = -kInfinity, high = kInfinity, need = k;
-    std::int64_t count = n;
-    auto load = [&](std::int64_t block, float (&x)[kEntries]) {
-      const unsigned mine = first_entries(n - block);
+  // ---- a row, or a block of it, as the list: filled up with -inf, which ranks last, being behind
+
+  __device__ unsigned take(const float* scores, int n, float (&x)[kEntries]) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(scores) % 16 == 0;
+    const std::uint64_t once = cuda::l2_policy(true);
+    float4 v[kGroups];
 #pragma unroll
-      for (int i = 0; i < kEntries; ++i)
-        x[i] = mine >> i & 1 ? canonical(__ldg(scores + block + i * kThreads + thread)) : -INFINITY;
-      return mine;
-    };
+    for (int j = 0; j < kGroups; ++j) {  // all at once: without a branch
+      v[j] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      cuda::load_once(v[j], reinterpret_cast<const float4*>(scores + first_of(j)),
+                      aligned && j < groups && first_of(j) + 4 <= n, once);
+    }
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+      x[4 * j] = v[j].x, x[4 * j + 1] = v[j].y, x[4 * j + 2] = v[j].z, x[4 * j + 3] = v[j].w;
+    if (!aligned || n % 4 != 0)
+      each_group([&](int j) {
+        if (aligned && first_of(j) + 4 <= n) return;
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          if (first_of(j) + c < n) x[4 * j + c] = __ldcg(scores + first_of(j) + c);
+      });
+    each_entry([&](int i) { x[i] = canonical(x[i]); });
+    return first_entries(n);
+  }
+
+  // The row itself, in exact keys.
+  __device__ void read_again(const float* scores, int n, int k) {
+    int low = -kInfinity, high = kInfinity, need = k;
+    int count = n;
     __syncthreads();  // with whatever the CTA did before
-    live = kEntries;
+    groups = kGroups;
     float x[kEntries];
     while (low < high && need < count) {
       const int shift = shift_of(low, high);
-      clear_bins();
-      for (std::int64_t block = 0; block < n; block += kList) {
-        const unsigned mine = load(block, x);
-#pragma unroll
-        for (int i = 0; i < kEntries; ++i) {
+      for (int block = 0; block < n; block += min(kList, n - block)) {
+        const unsigned mine = take(scores + block, min(kList, n - block), x);
+        each_entry([&](int i) {
           const int key = key_of(x[i]);
-          if ((mine >> i & 1) && key >= low && key <= high)
+          if ((mine & bit_of(i)) && key >= low && key <= high)
             atomicAdd(&s.bins[(static_cast<unsigned>(key) - static_cast<unsigned>(low)) >> shift], 1);
-        }
+        });
       }
       find_bin(need);
       need -= s.found.above, count = s.found.count;
@@ -355,288 +446,301 @@ struct Select {
       low = static_cast<int>(first);
       high = static_cast<int>(first + min((1u << shift) - 1, span));
     }
-    for (std::int64_t block = 0, stored = 0; block < n && stored < k; block += kList) {
-      const unsigned mine = load(block, x);
+    for (int block = 0, stored = 0; stored < k; block += kList) {
+      const unsigned mine = take(scores + block, min(kList, n - block), x);
       unsigned above = 0, ties = 0;
-#pragma unroll
-      for (int i = 0; i < kEntries; ++i) {
+      each_entry([&](int i) {
         const int key = key_of(x[i]);
-        if ((mine >> i & 1) && key > high) above |= 1u << i;
-        if ((mine >> i & 1) && key >= low && key <= high) ties |= 1u << i;
-      }
-      stored +=
-          emit(above, ties, need, static_cast<int>(stored), [&](int entry) { return static_cast<int>(block) + entry; });
+        if (key > high) above |= bit_of(i);
+        if (key >= low && key <= high) ties |= bit_of(i);
+      });
+      stored += emit(above & mine, ties & mine, need, stored, [&](int entry) {
+        const int at = block + entry;
+        return int4{at, at + 1, at + 2, at + 3};
+      });
       __syncthreads();
     }
   }
 
   // ---- long rows
 
-  // Whole groups of four scores that lie side by side at a multiple of 16 bytes: group g holds positions
-  // 4 g - ahead .. 4 g - ahead + 3.
+  // Strips of a warp that are on their way into L2: 128 KB a CTA.
+  template <int kFours>
+  static constexpr int kRounds = (128 << 10) / (kWarps * kFours * 512);
+
+  // A row in groups of four scores that lie side by side at a multiple of 16 bytes: group g holds positions
+  // 4 g - ahead .. 4 g - ahead + 3. A warp takes a strip at a time, each lane some fours.
+  template <int kFours>
   struct Groups {
+    static constexpr int kStrip = 128 * kFours;
     const float4* first;
-    int ahead;
-    std::int64_t length;
-    __device__ Groups(const float* scores, std::int64_t n)
+    int ahead, length;
+    std::uint64_t once = cuda::l2_policy(true);
+    __device__ Groups(const float* scores, int n)
         : ahead(static_cast<int>(reinterpret_cast<std::uintptr_t>(scores) / 4 % 4)), length(n) {
       first = reinterpret_cast<const float4*>(scores - ahead);
     }
-    __device__ std::int64_t strips() const { return (length + ahead + kStrip - 1) / kStrip; }
-    __device__ const float4* strip(std::int64_t i) const { return first + i * (kStrip / 4); }
+    __device__ unsigned strips() const {
+      return ((static_cast<unsigned>(length) + static_cast<unsigned>(ahead)) + kStrip - 1) / kStrip;
+    }
+    __device__ int position(int strip) const { return strip * kStrip - ahead; }
+    __device__ bool inside(int strip) const { return position(strip) >= 0 && length - position(strip) >= kStrip; }
+    // Has a strip brought into L2.
+    __device__ void prefetch(int strip, int end, int lane) const {
+      if (strip < end && lane < kStrip / 32) cuda::prefetch_l2(first + strip * (kStrip / 4) + lane * 8);
+    }
     // Loads a lane's share of a strip; NaN, which reaches no threshold, where the row has no score.
-    __device__ void load(int strip_at, int lane, float4 (&v)[4]) const {
-      const float4* from = strip(strip_at) + lane;
-      const std::int64_t position = static_cast<std::int64_t>(strip_at) * kStrip - ahead;
-      if (position >= 0 && position + kStrip <= length) {
+    __device__ void load(int strip, int lane, float4 (&v)[kFours]) const {
+      const float4* from = first + strip * (kStrip / 4) + lane;
+      if (inside(strip)) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = __ldg(from + j * 32);
+        for (int j = 0; j < kFours; ++j) cuda::load_once(v[j], from + j * 32, true, once);
       } else {
         auto at = [&](int j, int i) {
-          const std::int64_t place = position + (j * 32 + lane) * 4 + i;
-          return place >= 0 && place < length ? __ldg(reinterpret_cast<const float*>(from + j * 32) + i) : NAN;
+          const unsigned place = static_cast<unsigned>(position(strip) + (j * 32 + lane) * 4 + i);
+          return place < static_cast<unsigned>(length) ? __ldcg(reinterpret_cast<const float*>(from + j * 32) + i)
+                                                       : NAN;
         };
 #pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = {at(j, 0), at(j, 1), at(j, 2), at(j, 3)};
+        for (int j = 0; j < kFours; ++j) v[j] = {at(j, 0), at(j, 1), at(j, 2), at(j, 3)};
       }
+    }
+    // Few enough samples to be quick, and so many that the list is short: kList >> fewer().
+    __device__ int fewer() const { return length > (1 << 18) ? 0 : length > (1 << 17) ? 1 : 2; }
+    // Group i of them.
+    __device__ float4 sample(int i) const {
+      const unsigned skip = ahead == 0 ? 0 : 1,
+                     last = (static_cast<unsigned>(length) + static_cast<unsigned>(ahead)) / 4;
+      const unsigned share = static_cast<unsigned>(i) << (fewer() + 2);  // of kList
+      return __ldcg(first + skip + (static_cast<std::uint64_t>(last - skip) * share >> kListBits));
     }
   };
 
-  // A score of the row that about `rank` of `samples` reach, the k-th largest being most probably below: those counts
-  // vary as a Poisson variable does. -inf: no use.
-  __device__ float guess(const Groups& groups, int k) {
-    const int samples = groups.length > (1 << 19) ? kList : kList / 2;
-    const float share =
-        static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(groups.length));
-    const int rank = static_cast<int>(share + 4.5f * root(share) + 5.f);
-    if (rank >= samples) return -INFINITY;
-    const int skip = (4 - groups.ahead) % 4 == 0 ? 0 : 1, last = static_cast<int>((groups.length + groups.ahead) / 4);
-    float x[kEntries];
-    unsigned mine = 0;
-    live = samples / kThreads;
-#pragma unroll
-    for (int i = 0; i < kEntries / 4; ++i) {
-      const int sample = i * kThreads + thread;
-      float4 v{};
-      if (sample < samples / 4) {
-        // A multiple of 1 / kList, rounded down.
-        const unsigned share_of_list = static_cast<unsigned>(sample) * static_cast<unsigned>(kList * 4 / samples);
-        v = __ldg(groups.first + skip + (static_cast<std::uint64_t>(last - skip) * share_of_list >> kListBits));
-        mine |= 15u << (4 * i);
-      }
-      x[4 * i] = canonical(v.x), x[4 * i + 1] = canonical(v.y);
-      x[4 * i + 2] = canonical(v.z), x[4 * i + 3] = canonical(v.w);
-    }
-    const Cut cut = cut_of(x, mine);
-    if (!cut.good()) return -INFINITY;
-    int bin[kEntries];
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i) bin[i] = cut.bin(x[i]);
-    find_bin_of(bin, mine, rank);
-    int low = kInfinity, high = 0;
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i)
-      if ((mine >> i & 1) && bin[i] >= s.found.bin) low = min(low, key_of(x[i]));
-    least_and_largest(low, high);
-    return score_of(low);
+  struct Range {  // of strips
+    int begin, end;
+  };
+  __device__ static Range range_of(unsigned strips, int part, int parts) {
+    const auto before = [&](int i) {
+      return static_cast<int>(strips * static_cast<unsigned>(i) / static_cast<unsigned>(parts));
+    };
+    return {before(part), before(part + 1)};
   }
 
-  // Appends what reaches the threshold of one strip to the list in shared memory, if it fits.
-  __device__ void filter(const float4 (&v)[4], float threshold, int strip, int position) {
-    unsigned reach = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      reach |= (v[j].x >= threshold ? 1u : 0u) << (4 * j) | (v[j].y >= threshold ? 2u : 0u) << (4 * j) |
-               (v[j].z >= threshold ? 4u : 0u) << (4 * j) | (v[j].w >= threshold ? 8u : 0u) << (4 * j);
-    }
-    // Ascending position is j, lane, component: four counts of up to 128, a byte each.
-    const unsigned count = __popc(reach & 0xFu) | __popc(reach & 0xF0u) << 8 | __popc(reach & 0xF00u) << 16 |
-                           __popc(reach & 0xF000u) << 24;
-    unsigned upto = count;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const unsigned other = __shfl_up_sync(~0u, upto, d);
-      if (lane >= d) upto += other;
-    }
-    const unsigned all = __shfl_sync(~0u, upto, 31);
-    const int total = static_cast<int>((all & 255) + (all >> 8 & 255) + (all >> 16 & 255) + (all >> 24));
-    int first = 0;
-    if (lane == 0) {
-      first = atomicAdd(&s.listed, total);
-      s.strip_count[strip] = static_cast<unsigned short>(total);
-      s.strip_first[strip] = static_cast<unsigned short>(min(first, 0xFFFF));
-    }
-    first = __shfl_sync(~0u, first, 0);
-    if (first + total > kList) return;
-    const unsigned before = upto - count;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      int at = first + static_cast<int>(before >> (8 * j) & 255);
-      const float* scores = &v[j].x;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (reach >> (4 * j + i) & 1) s.score[at] = scores[i], s.position[at++] = position + (j * 32 + lane) * 4 + i;
-      first += static_cast<int>(all >> (8 * j) & 255);
-    }
+  // How many samples shall reach the threshold so that k of the row do most probably: those counts vary as a Poisson
+  // variable does.
+  __device__ static int rank_of(int samples, int n, int k) {
+    const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
+    return static_cast<int>(share + 4.f * root(share) + 5.f);
   }
 
-  // Fills the list from strips [begin, end). Returns how many entries it would take.
-  __device__ int filter_strips(const Groups& groups, int k, int begin, int end) {
-    if (thread == 0) s.listed = 0;
-    if (begin + warp < end) prefetch(groups.strip(begin + warp) + lane * (kStrip / 4 / 32));
-    const float threshold = guess(groups, k);
-    if (threshold == -INFINITY) return kList + 1;
-    float4 now[4], next[4];
+  // What is above the threshold in strips [begin, end), in ascending position. Returns how many are; more than kList:
+  // enough was seen. `next`: this warp's first strip, if `loaded`.
+  template <int kFours>
+  __device__ int filter(const Groups<kFours>& row_groups, float threshold, int begin, int end, float4 (&next)[kFours],
+                        bool loaded, ListEntry* list) {
+    int listed = 0;
+    groups = kFours;
 #pragma unroll 1
-    for (int strip = begin + warp - kWarps; strip < end; strip += kWarps) {
-      if (strip + kWarps < end) groups.load(strip + kWarps, lane, next);
-      if (strip >= begin) filter(now, threshold, strip - begin, strip * kStrip - groups.ahead);
+    for (int first = begin - kWarps; first < end && listed <= kList; first += kWarps) {
+      const int strip = first + warp;
+      float now[kEntries]{};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) now[j] = next[j];
-    }
-    __syncthreads();
-    return s.listed;
-  }
-
-  // By how much an entry of a strip moves so that the list is in ascending position.
-  __device__ void find_moves(int strips) {
-    constexpr int kMine = kStrips / kThreads;
-    int count[kMine], sum = 0, all;
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      sum += count[i] = thread * kMine + i < strips ? s.strip_count[thread * kMine + i] : 0;
-    int before = sum_before(sum, all);
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int strip = thread * kMine + i;
-      if (strip < strips) s.move[strip] = before - s.strip_first[strip];
-      before += count[i];
-    }
-    __syncthreads();
-  }
-
-  // Moves the n entries of the list within it.
-  __device__ void put_in_order(const Groups& groups, int n) {
-    float x[kEntries];
-    int position[kEntries];
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i) {
-      const int entry = i * kThreads + thread;
-      x[i] = entry < n ? s.score[entry] : 0.f, position[i] = entry < n ? s.position[entry] : 0;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i) {
-      const int entry = i * kThreads + thread;
-      if (entry >= n) break;
-      const int to = entry + s.move[(position[i] + groups.ahead) / kStrip];
-      s.score[to] = x[i], s.position[to] = position[i];
-    }
-    __syncthreads();
-  }
-
-  // Hands this CTA's n entries over. The last of a row's CTAs to arrive gets all: the length of the list; the others
-  // get -1. Does not fit: more than kList.
-  __device__ int hand_over(const Groups& groups, int n, int part, int begin) {
-    const std::int64_t at = static_cast<std::int64_t>(row) * p.parts;
-    if (n <= kList) {
-      ListEntry* list = p.lists + (at + part) * kList;
-      for (int entry = thread; entry < n; entry += kThreads) {
-        const int position = s.position[entry];
-        list[entry + s.move[(position + groups.ahead) / kStrip - begin]] = {s.score[entry], position};
+      for (int j = 0; j < kFours; ++j)
+        now[4 * j] = next[j].x, now[4 * j + 1] = next[j].y, now[4 * j + 2] = next[j].z, now[4 * j + 3] = next[j].w;
+      if (strip + kWarps < end && !loaded) row_groups.load(strip + kWarps, lane, next);
+      loaded = false;
+      if (first < begin) continue;
+      row_groups.prefetch(strip + kRounds<kFours> * kWarps, end, lane);
+      const unsigned reach = strip < end ? mask_of([&](int i) { return threshold - now[i]; }) : 0;  // a NaN has no sign
+      int from[kGroups];
+      const int reached = places(reach, (first - begin) / kWarps & 1, from);
+      if (listed + reached <= kList) {
+        const int position = row_groups.position(strip) + lane * 4;
+        each_group([&](int j) {
+          ListEntry* to = list + listed + from[j];
+          const unsigned four = reach >> (8 * j);
+          if (four & 1) *to = {now[4 * j], position + j * 128};
+          to += four & 1;
+          if (four & 2) *to = {now[4 * j + 1], position + j * 128 + 1};
+          to += four >> 1 & 1;
+          if (four & 4) *to = {now[4 * j + 2], position + j * 128 + 2};
+          to += four >> 2 & 1;
+          if (four & 8) *to = {now[4 * j + 3], position + j * 128 + 3};
+        });
       }
+      listed += reached;
     }
-    if (thread == 0) p.counts[at + part] = n;
-    __threadfence();
+    return listed;
+  }
+
+  // Hands over that this CTA's part of the row has n entries. The last of a row's CTAs to arrive gets all of them: the
+  // length of the list; the others get -1. Does not fit: more than kList.
+  __device__ int hand_over(int n, int part) {
+    const std::int64_t at = static_cast<std::int64_t>(row) * p.parts;
+    if (thread == 0) p.counts[at + part] = min(n, kList + 1);
     __syncthreads();
     if (thread == 0) {
-      s.last = atomicAdd(p.tickets + row, 1u) == static_cast<unsigned>(p.parts - 1);
+      s.last = count_arrival(p.tickets + row) == static_cast<unsigned>(p.parts - 1);
       if (s.last) p.tickets[row] = 0;
     }
     __syncthreads();
     if (!s.last) return -1;
-    __threadfence();
 
-    int all;
-    const int before = sum_before(thread < p.parts ? min(__ldcg(p.counts + at + thread), kList + 1) : 0, all);
+    // Counts and the first of the entries at once: of the parts `warp` and `warp + kWarps`, 64 at a time.
+    constexpr int kLoads = kSoon / 64;
+    float4 soon[2][kLoads];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const int i = min(warp + u * kWarps, p.parts - 1);
+      const auto* from = reinterpret_cast<const float4*>(p.lists + (at + i) * kList) + lane;
+#pragma unroll
+      for (int v = 0; v < kLoads; ++v) soon[u][v] = __ldcg(from + v * 32);
+    }
+    const int mine = lane < p.parts ? __ldcg(p.counts + at + lane) : 0;
+    int upto = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, upto, d);
+      if (lane >= d) upto += other;
+    }
+    const int all = __shfl_sync(~0u, upto, 31);
     if (all > kList) return all;
-    if (thread < p.parts) s.move[thread] = before;
-    __syncthreads();
-    for (int i = warp; i < p.parts; i += kWarps) {
-      const auto* list = reinterpret_cast<const float2*>(p.lists + (at + i) * kList);
-      const int to = s.move[i], count = (i + 1 < p.parts ? s.move[i + 1] : all) - to;
-#pragma unroll 4
-      for (int entry = lane; entry < count; entry += 32) {
-        const float2 got = __ldcg(list + entry);
-        s.score[to + entry] = got.x, s.position[to + entry] = __float_as_int(got.y);
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const int i = warp + u * kWarps;
+      const int count = __shfl_sync(~0u, mine, i);
+      ListEntry* to = s.list + __shfl_sync(~0u, upto, i) - count;
+#pragma unroll
+      for (int v = 0; v < kLoads; ++v) {
+        const int entry = (v * 32 + lane) * 2;
+        if (entry < count) to[entry] = {soon[u][v].x, __float_as_int(soon[u][v].y)};
+        if (entry + 1 < count) to[entry + 1] = {soon[u][v].z, __float_as_int(soon[u][v].w)};
+      }
+      const auto* from = reinterpret_cast<const float2*>(p.lists + (at + i) * kList);
+#pragma unroll 1
+      for (int entry = kSoon + lane; entry < count; entry += 32) {
+        const float2 got = __ldcg(from + entry);
+        to[entry] = {got.x, __float_as_int(got.y)};
       }
     }
-    __syncthreads();
     return all;
   }
 
-  // The list of a long row, as hand_over.
-  __device__ int list_of(const Groups& groups, int k, int part) {
-    const int strips = static_cast<int>(groups.strips());
-    const int begin = strips * part / p.parts, end = strips * (part + 1) / p.parts;
-    const int n = filter_strips(groups, k, begin, end);
-    if (n <= kList) find_moves(end - begin);
-    if (p.parts > 1) return hand_over(groups, n, part, begin);
-    if (n <= kList) put_in_order(groups, n);
-    return n;
+  __device__ void take_list(int n, float (&x)[kEntries]) {
+    set_groups(n);
+    __syncthreads();
+    each_group([&](int j) {
+      const auto* from = reinterpret_cast<const float4*>(s.list + first_of(j));
+      const float4 a = from[0], b = from[1];
+      x[4 * j] = a.x, x[4 * j + 1] = a.z, x[4 * j + 2] = b.x, x[4 * j + 3] = b.z;
+    });
+    if ((warp + 1) * groups * 128 > n)
+      each_entry([&](int i) {
+        if (first_of(i / 4) + i % 4 >= n) x[i] = -INFINITY;
+      });
   }
 
-  // Selects `need` of the `listed` entries and stores them.
-  template <class Score, class Position>
-  __device__ void select(int listed, int need, Score&& score, Position&& position) {
-    unsigned above = 0, ties = first_entries(listed);
-    live = (listed + kThreads - 1) / kThreads;
+  // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it. Negative: another
+  // CTA has it. Less than k or more than kList: there is none.
+  template <bool Shared>
+  __device__ int list_of(const float* scores, int n, int k, int part, Cut& cut) {
+    constexpr int kFours = Shared ? 2 : 4;  // all warps have some of a part
+    const Groups<kFours> row_groups(scores, n);
+    const int samples = kList >> row_groups.fewer(), rank = rank_of(samples, n, k);
+    // A quarter of the list is left for what the guess is off by.
+    if (k > kList / 4 * 3 || rank >= samples) return part > 0 ? -1 : 0;
+    const auto [begin, end] = range_of(row_groups.strips(), part, Shared ? p.parts : 1);
+    for (int i = 0; i < kRounds<kFours>; ++i) row_groups.prefetch(begin + warp + i * kWarps, end, lane);
+    set_groups(samples);
     float x[kEntries];
-#pragma unroll
-    for (int i = 0; i < kEntries; ++i) x[i] = ties >> i & 1 ? score(i * kThreads + thread) : -INFINITY;
-    if (need < listed) narrow(x, above, ties, need);
-    emit(above, ties, need, 0, position);
+    float4 next[kFours];
+    each_group([&](int j) {
+      const float4 v = row_groups.sample(j * kThreads + thread);
+      x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
+    });
+    const bool loaded = Shared && begin + warp < end && row_groups.inside(begin + warp);
+    if (loaded) row_groups.load(begin + warp, lane, next);
+    each_entry([&](int i) { x[i] = canonical(x[i]); });
+    cut = cut_of(x);
+    int listed = kList + 1;
+    if (cut.good()) {
+      float code[kEntries];
+      find_bin_of(x, cut, rank, code);
+      const int bin = s.found.bin;
+      const float threshold = cut.edge(bin);
+      if (bin > 0)
+        listed = filter(row_groups, threshold, begin, end, next, loaded,
+                        Shared ? p.lists + (row * p.parts + part) * std::int64_t{kList} : s.list);
+      cut.width += cut.low - threshold, cut.low = threshold;
+    }
+    if constexpr (Shared) listed = hand_over(listed, part);
+    return listed;
   }
 
-  template <bool Long>
+  // Rows: Short: at most a list; Long; Shared by p.parts CTAs.
+  template <RowKind kKind>
   __device__ void run(int part) {
-    const std::int64_t start = p.starts ? max(p.starts[row], 0) : 0;
-    const std::int64_t n = max(min(static_cast<std::int64_t>(p.lengths[row]), p.width - start), std::int64_t{0});
-    const int k = static_cast<int>(min(n, static_cast<std::int64_t>(p.k)));
-    const float* scores = p.scores + row * p.scores_row + start;
-    if (n <= kList) {
-      if (part > 0) return;
-      select(
-          static_cast<int>(n), k, [&](int entry) { return canonical(__ldg(scores + entry)); },
-          [](int entry) { return entry; });
-    } else if constexpr (Long) {
-      const Groups groups(scores, n);
-      // A quarter of the list is left for what the guess is off by.
-      const bool guessable = k <= kList / 4 * 3 && groups.strips() <= std::int64_t{kStrips} * p.parts;
-      if (part > 0 && !guessable) return;
-      int listed = 0;
-      if (guessable) listed = list_of(groups, k, part);
-      if (listed < 0) return;
-      if (listed >= k && listed <= kList)
-        select(listed, k, [&](int entry) { return s.score[entry]; }, [&](int entry) { return s.position[entry]; });
-      else read_row_again<Tile>(p, s, row, scores, n, k);
+    cuda::wait_for_kernel();
+    cuda::let_next_start();  // not before: the CTAs of many kernels would wait, and lie badly among multiprocessors
+    const int start = p.starts ? max(p.starts[row], 0) : 0, length = p.lengths[row];
+    if constexpr (kKind == RowKind::kShared) {  // meanwhile: the row may be as long as it can be
+      const Groups<2> whole(p.scores + row * p.scores_row, static_cast<int>(min(p.width, std::int64_t{INT32_MAX})));
+      const Range strips = range_of(whole.strips(), part, p.parts);
+      whole.prefetch(strips.begin + warp, strips.end, lane);
     }
-    for (int i = k + thread; i < p.k; i += kThreads) ids.store(p.out, i, -1);
+    clear();
+    const int n = max(static_cast<int>(min(static_cast<std::int64_t>(length), p.width - start)), 0);
+    const int k = min(n, p.k);
+    const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
+    const float* scores = p.scores + row * p.scores_row + start;
+    int listed = n;
+    float x[kEntries];
+    Cut cut{};
+    const bool from_list = kKind != RowKind::kShort && n > kList;
+    if constexpr (kKind != RowKind::kShort) {
+      if (from_list) {
+        listed = list_of<kKind == RowKind::kShared>(scores, n, k, part, cut);
+        if (listed < 0) return;
+        if (listed < k || listed > kList) {
+          read_row_again<Tile>(p, s, row, scores, n, k);
+          return;
+        }
+        take_list(listed, x);
+      } else if (part > 0) {
+        return;
+      }
+    }
+    if (!from_list) {
+      set_groups(listed);
+      take(scores, listed, x);
+      if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
+      if (k < listed) cut = cut_of(x);
+    }
+    int need = k;
+    unsigned above = 0, ties = 0;
+    if (k == listed) above = first_entries(listed), need = 0;
+    else above = narrow(x, cut, need, ties);
+    emit(above, ties, need, 0, [&](int entry) {
+      if (!from_list) return int4{entry, entry + 1, entry + 2, entry + 3};
+      const auto* from = reinterpret_cast<const int4*>(s.list + entry);
+      const int4 a = from[0], b = from[1];
+      return int4{a.y, a.w, b.y, b.w};
+    });
+    if (k < p.k) store(k, p.k - k, [](int) { return -1; });
   }
 };
 
 template <class Tile>
-__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, std::int64_t n,
-                               int k) {
+__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, int n, int k) {
   Select<Tile>(p, s, row).read_again(scores, n, k);
 }
 
-// Long: rows may be longer than a list.
-template <class Arch, class Tile, bool Long>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void select_kernel(const __grid_constant__ CudaParams p) {
+// Its registers are bounded through the threads it is said to have at most.
+template <class Arch, class Tile, RowKind kKind>
+__global__ __launch_bounds__(Tile::kMostThreads, Tile::kCtas) void select_kernel(const __grid_constant__ CudaParams p) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int row = static_cast<int>(blockIdx.x) / p.parts, part = static_cast<int>(blockIdx.x) % p.parts;
-  Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), row).template run<Long>(part);
+  const int cta = static_cast<int>(blockIdx.x), parts = kKind == RowKind::kShared ? p.parts : 1;
+  Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), cta / parts).template run<kKind>(cta % parts);
 }
 
 }  // namespace sievemla::stage::topk

@@ -91,6 +91,7 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
   p.rows = static_cast<int>(rows);
   p.k = static_cast<int>((args.positions ? args.positions : args.slots).dim(1));
   p.out = ids_of(args.positions, args.slots, args.map, rows);
+  p.ahead = 2 * context.multiprocessors;
   p.parts = parts_of(rows, width, context.multiprocessors);
   if (p.parts > 1) {
     const Layout at = layout(width, context.multiprocessors);
@@ -100,11 +101,12 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
     p.lists = reinterpret_cast<ListEntry*>(space + at.lists);
   }
   const ConfigKernels& kernels = kernels_on(context);
-  const SelectKernel& kernel = width > kListEntries                 ? kernels.any
-                               : rows > 2 * context.multiprocessors ? kernels.dense
-                                                                    : kernels.one_list;
+  const SelectKernel& kernel = width <= kListEntries ? kernels.of_list : p.parts > 1 ? kernels.shared : kernels.alone;
   void* arguments[] = {&p};
-  cuda::launch(kernel.kernel, rows * p.parts, kernel.threads, kernel.smem_bytes,
+  // With a CTA a row, those that had waited beside another kernel's were slower.
+  const bool early = kernels.sm >= 90 && p.parts > 1;
+  cuda::launch(kernel.kernel,
+               {.ctas = rows * p.parts, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = early},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
 }
 
@@ -149,7 +151,7 @@ void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
 void topk_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    for (const SelectKernel& kernel : {kernels.any, kernels.one_list, kernels.dense})
+    for (const SelectKernel& kernel : {kernels.of_list, kernels.alone, kernels.shared})
       cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
     cuda::load_kernel(kernels.slots, 0);
     cuda::load_kernel(kernels.pools, 0);
