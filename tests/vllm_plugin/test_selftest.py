@@ -38,6 +38,41 @@ def test_it_does_not_depend_on_the_default_device():
         assert found() == []
 
 
+@pytest.fixture
+def on_a_gpu(monkeypatch, tmp_path):
+    """run_once as on a GPU, with the outcome given."""
+
+    def run(outcome):
+        monkeypatch.setattr(selftest, "failures", outcome)
+        monkeypatch.setattr(selftest, "_remembered", lambda shape: tmp_path / "cache" / "passed")
+        selftest.run_once(SHAPE, None, torch.device("cuda"))
+        return (tmp_path / "cache" / "passed").exists()
+
+    return run
+
+
+def test_what_passed_is_not_run_again(on_a_gpu):
+    assert on_a_gpu(lambda *args: [])
+    assert on_a_gpu(lambda *args: pytest.fail("ran again"))
+
+
+def test_a_wrong_result_stops_the_start_and_is_not_remembered(on_a_gpu):
+    with pytest.raises(RuntimeError, match="prefill: scores are off.*SIEVEMLA_VLLM=off"):
+        on_a_gpu(lambda *args: ["prefill: scores are off"])
+    assert on_a_gpu(lambda *args: [])  # it had not been
+
+
+def test_a_self_test_that_cannot_run_is_a_warning(on_a_gpu, caplog):
+    assert not on_a_gpu(lambda *args: 1 / 0)
+    assert "could not run" in caplog.text
+
+
+def test_the_self_test_can_be_skipped(on_a_gpu, monkeypatch, caplog):
+    monkeypatch.setenv("SIEVEMLA_SELFTEST", "skip")
+    assert not on_a_gpu(lambda *args: pytest.fail("ran"))
+    assert "SIEVEMLA_SELFTEST=skip" in caplog.text
+
+
 def on_the_cpu(monkeypatch, name, change):
     """Lets `change` spoil the arguments of a stage, of the backend under test alone."""
     right = getattr(sievemla, name)

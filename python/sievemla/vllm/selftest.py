@@ -199,7 +199,11 @@ def run_once(shape: Shape, backend: sievemla.Backend, device: torch.device) -> N
     if passed.exists():
         return
     start = time.monotonic()
-    found = failures(shape, backend, device)
+    try:
+        found = failures(shape, backend, device)
+    except Exception:  # says nothing about a result; what cannot run stops at its first call
+        logger.warning("the self-test of the kernels could not run on this GPU", exc_info=True)
+        return
     if found:
         raise RuntimeError(
             f"sievemla: wrong results on this GPU, so nothing is served: {'; '.join(found)}. `sievemla verify` tests "

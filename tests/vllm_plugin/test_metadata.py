@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+"""Rows of a step: each knows its request and how many positions it sees, whatever mixture and padding vLLM sends."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sievemla.vllm.metadata import rows_of
+
+# New tokens of each request, and its length with them; requests of padding have neither.
+STEPS = {
+    "decode": ([1, 1, 1], [5, 900, 64]),
+    "whole prompts": ([9, 300, 37], [9, 300, 37]),
+    "a chunk beside decodes": ([1, 128, 1], [33, 640, 2]),
+    "speculative rows": ([4, 4, 4], [20, 4, 2051]),
+    "uneven speculative rows": ([1, 4, 2], [20, 7, 65]),
+    "padded requests of a graph": ([1, 1, 0, 0], [7, 8, 0, 0]),
+    "nothing": ([0, 0], [0, 0]),
+}
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("name", STEPS)
+def test_rows_of_a_step(name, padding):
+    new, lengths = STEPS[name]
+    starts = torch.tensor([0, *new]).cumsum(0).to(torch.int32)
+    rows = int(starts[-1]) + padding
+    request, seen = (torch.full((rows,), -7, dtype=torch.int32) for _ in range(2))
+    rows_of(starts, torch.tensor(lengths, dtype=torch.int32), request, seen)
+    expected = [(r, lengths[r] - count + i + 1) for r, count in enumerate(new) for i in range(count)]
+    assert list(zip(request.tolist(), seen.tolist()))[: len(expected)] == expected
+    assert seen[len(expected) :].tolist() == [0] * padding
+    assert all(r >= len(new) for r in request[len(expected) :].tolist())  # no request: no slot
