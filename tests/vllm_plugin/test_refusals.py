@@ -92,6 +92,13 @@ def test_ranks_that_differ_are_named():
     assert "kernels: 1 on 0, 1; 2 on 2" in said
 
 
+def test_the_entry_points_stay_functions():
+    """A module of the same name would take the place of one, once imported."""
+    names = {path.stem for path in Path(sievemla.vllm.__file__).parent.glob("*.py")}
+    assert names.isdisjoint({"register", "platform"})
+    assert callable(sievemla.vllm.register) and callable(sievemla.vllm.platform)
+
+
 def test_a_setting_that_does_not_exist_names_those_that_do(monkeypatch):
     monkeypatch.setenv("SIEVEMLA_VLLM", "on")
     with pytest.raises(ValueError, match="auto, force, off: got 'on'"):

@@ -4,7 +4,7 @@
 
     versions    which vLLM this is written for, and what differs between them
     settings    the environment variables
-    selection   when vLLM takes our backend            platform    the same on CPU builds
+    selection   when vLLM takes our backend            cpu_platform  the same on CPU builds
     serves      what we serve, and why not             backend     the backend as vLLM asks about it
     metadata    what a step needs, once a step         report      what the log says
     attention   the layer's attention and cache write  indexer     scores, top-k, index keys
@@ -50,4 +50,4 @@ def platform() -> str | None:
 
     if settings.mode() == "off" or versions.build() != "cpu" or versions.problem():
         return None
-    return "sievemla.vllm.platform.SieveMlaCpuPlatform"
+    return "sievemla.vllm.cpu_platform.SieveMlaCpuPlatform"
