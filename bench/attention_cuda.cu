@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +22,7 @@
 #include "cuda/arch/sm120.h"
 #include "cuda/arch/sm90.h"
 #include "cuda/context.cuh"
+#include "cuda_timer.cuh"
 #include "kv/fp8_rows.h"
 #include "kv/plain.h"
 
@@ -37,25 +37,13 @@ using Arch = cuda::BENCH_ARCH;
 
 const at::ConfigKernels kConfig = at::make_kernels<Arch>();
 
-void good(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(3);
-}
-#define GOOD(x) good((x), #x)
-
 std::uint64_t mix(std::uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
-struct Random {
-  std::uint64_t state;
-  std::uint64_t next() { return mix(state++); }
-  int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
-  float uniform() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1.f; }  // [-1, 1)
-};
+float uniform(Random& random) { return static_cast<float>(2 * random.uniform() - 1); }
 
 void prepare() {
   for (const auto& rows : kConfig.rows)
@@ -218,7 +206,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   for (auto& [s, bytes] : row_of) {
     Random r{mix(static_cast<std::uint64_t>(s)) ^ seed};
     float v[576];
-    for (float& y : v) y = r.uniform() * (r.below(9) == 0 ? 4.f : .7f);
+    for (float& y : v) y = uniform(r) * (r.below(9) == 0 ? 4.f : .7f);
     bytes.resize(static_cast<std::size_t>(row_bytes));
     if (x.format == KvFormat::bf16)
       kv::Bf16Row::store<float>(bytes.data(), {v, 512}, {v + 512, static_cast<std::size_t>(x.rope)},
@@ -253,7 +241,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   // Query: one tensor, or latent and rope apart, the latent transposed ([heads, tokens, 512]).
   std::vector<bf16> q(static_cast<std::size_t>(tokens) * x.heads * width);
   std::vector<float> qf(q.size());
-  for (std::size_t i = 0; i < q.size(); ++i) q[i] = base::to_bf16(random.uniform()), qf[i] = base::to_f32(q[i]);
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = base::to_bf16(uniform(random)), qf[i] = base::to_f32(q[i]);
   std::vector<bf16> latent, rope;
   if (x.pair) {
     latent.resize(static_cast<std::size_t>(tokens) * x.heads * 512),
@@ -267,7 +255,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
         }
   }
   std::vector<float> sink(static_cast<std::size_t>(x.heads));
-  for (float& y : sink) y = 3.f * random.uniform();
+  for (float& y : sink) y = 3.f * uniform(random);
   if (x.sink && x.heads > 1) sink[0] = -INFINITY, sink[1] = 300.f;
 
   // Outputs with guards.
@@ -544,80 +532,6 @@ __global__ void fill_rows(unsigned char* rows, std::int64_t count, bool fp8) {
   for (int i = lane; i < 64; i += 32)
     reinterpret_cast<__nv_bfloat16*>(to + 528)[i] = __float2bfloat16(normal(row * 576 + 512 + i) / 3.f);
 }
-__global__ void spin(long long clocks) {
-  const long long start = clock64();
-  while (clock64() - start < clocks) {
-  }
-}
-
-struct Timed {
-  double us, p10, p90;
-};
-
-template <class F>
-Timed summary(std::vector<float> us, F) {
-  std::sort(us.begin(), us.end());
-  return {us[us.size() / 2], us[us.size() / 10], us[us.size() * 9 / 10]};
-}
-
-template <class F>
-Timed time_call(F&& call, bool graph) {
-  static void* flush = nullptr;
-  constexpr std::size_t kFlush = std::size_t{256} << 20;
-  if (!flush) GOOD(cudaMalloc(&flush, kFlush));
-  cudaStream_t stream;
-  GOOD(cudaStreamCreate(&stream));
-  cudaEvent_t a[25], b[25];
-  for (int i = 0; i < 25; ++i) GOOD(cudaEventCreate(&a[i])), GOOD(cudaEventCreate(&b[i]));
-  std::vector<float> us;
-  const auto elapsed = [&](int i) {
-    float ms;
-    GOOD(cudaEventElapsedTime(&ms, a[i], b[i]));
-    return ms * 1e3f;
-  };
-  for (int i = 0; i < 3; ++i) call(stream);
-  GOOD(cudaStreamSynchronize(stream));
-  if (graph) {
-    cudaGraph_t g;
-    cudaGraphExec_t e;
-    GOOD(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < 20; ++i) call(stream);
-    GOOD(cudaStreamEndCapture(stream, &g));
-    GOOD(cudaGraphInstantiate(&e, g, 0));
-    GOOD(cudaGraphLaunch(e, stream));
-    GOOD(cudaStreamSynchronize(stream));
-    for (int i = 0; i < 50; ++i) {
-      GOOD(cudaEventRecord(a[0], stream));
-      GOOD(cudaGraphLaunch(e, stream));
-      GOOD(cudaEventRecord(b[0], stream));
-      GOOD(cudaStreamSynchronize(stream));
-      us.push_back(elapsed(0) / 20);
-    }
-    GOOD(cudaGraphExecDestroy(e));
-    GOOD(cudaGraphDestroy(g));
-  } else {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 5; ++i) call(stream);
-    GOOD(cudaStreamSynchronize(stream));
-    const double each = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 5;
-    if (each > 200e-6)
-      for (int i = 0; i < static_cast<int>(0.3 / each); ++i) call(stream);
-    GOOD(cudaStreamSynchronize(stream));
-    while (us.size() < 50) {
-      spin<<<1, 1, 0, stream>>>(1500000);
-      for (int i = 0; i < 25; ++i) {
-        GOOD(cudaMemsetAsync(flush, 0, kFlush, stream));
-        GOOD(cudaEventRecord(a[i], stream));
-        call(stream);
-        GOOD(cudaEventRecord(b[i], stream));
-      }
-      GOOD(cudaStreamSynchronize(stream));
-      for (int i = 0; i < 25; ++i) us.push_back(elapsed(i));
-    }
-  }
-  GOOD(cudaStreamDestroy(stream));
-  return summary(us, 0);
-}
 
 // Rows shared by the cases.
 unsigned char* bench_rows(bool fp8, std::int64_t count) {
@@ -653,6 +567,7 @@ Floor floor_of(const at::TileKernel& kernel, bool fp8, double lanes, std::int64_
 }
 
 int bench(const std::vector<std::string>& keys, const char* json, int tile, int force_parts) {
+  Timer timer;
   cudaDeviceProp device;
   GOOD(cudaGetDeviceProperties(&device, 0));
   std::string text;
@@ -713,7 +628,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     std::vector<bf16> q(static_cast<std::size_t>(units) * heads * 576);
     for (auto& y : q) {
       float sum = 0;
-      for (int i = 0; i < 3; ++i) sum += random.uniform();
+      for (int i = 0; i < 3; ++i) sum += uniform(random);
       y = base::to_bf16(sum / 3.f);
     }
     at::CudaParams p{};
@@ -749,7 +664,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     GOOD(cudaMemset(p.tickets, 0, cuda::kTicketBytes));
     GOOD(cudaDeviceSynchronize());
     const auto call = [&](cudaStream_t stream) { GOOD(launch(kernel, p, choice, stream)); };
-    const Timed timed = time_call(call, graph);
+    const Timed timed = graph ? timer.graph(call) : timer.flushed(call);
 
     // The last unit's first and last head, in double.
     const int last = units - 1, length = dense ? lengths[last] : topk;

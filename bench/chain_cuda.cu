@@ -159,7 +159,7 @@ int run(const std::string& key, Timer& timer) {
   Chain chain(h, H, b, ctx, k);
   const bool right = chain.right();
   auto time = [&](const char* what, auto&& call) {
-    std::printf("  %s %.1f us flushed, %.1f in a graph\n", what, timer.flushed(call), timer.graph(call));
+    std::printf("  %s %.1f us flushed, %.1f in a graph\n", what, timer.flushed(call).us, timer.graph(call).us);
   };
   std::printf("%s%s\n", key.c_str(), right ? "" : ": WRONG IDS");
   time("together", [&](cudaStream_t s) { chain.call(s); });

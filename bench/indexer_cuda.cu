@@ -7,7 +7,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +16,7 @@
 #include <vector>
 
 #include "cuda/arch/sm90.h"
-#include "cuda_bench.cuh"
+#include "cuda_timer.cuh"
 #include "indexer/cuda/kernels.cuh"
 #include "kv/e4m3.h"
 
@@ -291,11 +290,6 @@ int test() {
 
 // ---- bench ------------------------------------------------------------------------------------------
 
-__global__ void spin(long long clocks) {
-  const long long start = clock64();
-  while (clock64() - start < clocks) {
-  }
-}
 __device__ unsigned long long mix(unsigned long long z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -322,47 +316,6 @@ __global__ void fill_scales(unsigned char* pages, int page_count, int page) {
         0.5f + static_cast<float>(mix(i + 99u) >> 40) * 0x1p-24f;
 }
 
-struct Timer {
-  char* flush = make<char>(256 << 20);
-  template <class F>
-  float flushed(F&& call) {
-    for (int i = 0; i < 3; ++i) call(nullptr);
-    GOOD(cudaDeviceSynchronize());
-    auto now = [] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-    };
-    double start = now();
-    for (int i = 0; i < 5; ++i) call(nullptr);
-    GOOD(cudaDeviceSynchronize());
-    const double each = (now() - start) / 5;
-    if (each > 200e-6) {
-      for (int i = 0; i < 0.3 / each; ++i) call(nullptr);
-      GOOD(cudaDeviceSynchronize());
-    }
-    std::vector<float> times;
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      std::vector<cudaEvent_t> events(50);
-      for (auto& e : events) GOOD(cudaEventCreate(&e));
-      spin<<<1, 1>>>(4000000);
-      for (std::size_t i = 0; i < 25; ++i) {
-        GOOD(cudaMemsetAsync(flush, 0, 256 << 20));
-        GOOD(cudaEventRecord(events[2 * i]));
-        call(nullptr);
-        GOOD(cudaEventRecord(events[2 * i + 1]));
-      }
-      GOOD(cudaDeviceSynchronize());
-      for (std::size_t i = 0; i < 25; ++i) {
-        float ms = 0;
-        GOOD(cudaEventElapsedTime(&ms, events[2 * i], events[2 * i + 1]));
-        times.push_back(ms * 1e3f);
-      }
-      for (auto& e : events) GOOD(cudaEventDestroy(e));
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-};
-
 void bench_prefill(Timer& timer, int heads, int rows, int keys) {
   CudaScoreParams p{};
   auto* q = make<unsigned char>(static_cast<std::size_t>(rows) * heads * 128);
@@ -385,7 +338,7 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
   for (const auto& v : kHeld) {
     if (!std::strstr(v.name, only)) continue;
     if (!of_math(v.name, 0) && (heads == 64 || keys > 65536)) continue;
-    const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); });
+    const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); }).us;
     const double tflops = pairs * heads * 256 / us * 1e-6;
     std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", heads,
                 rows, keys, v.name, us, tflops, 100 * tflops / (of_math(v.name, 0) ? kGroupTflops : kWarpTflops));
@@ -428,7 +381,7 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
   p.logits = make<float>(static_cast<std::size_t>(rows) * longest);
   for (const auto& v : kPass) {
     if (!std::strstr(v.name, only)) continue;
-    const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); });
+    const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); }).us;
     std::printf("index.decode.fp8.h%d.%s %s: %.1f us, %.2f TB/s\n", heads, name, v.name, us, bytes / us * 1e-6);
   }
   for (const void* d :

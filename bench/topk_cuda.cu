@@ -246,8 +246,8 @@ __global__ void nothing() {}
 int bench() {
   Timer timer;
   std::printf("an empty kernel: %.1f us flushed, %.1f in a graph\n",
-              timer.flushed([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }),
-              timer.graph([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }));
+              timer.flushed([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }).us,
+              timer.graph([](cudaStream_t s) { nothing<<<1, 32, 0, s>>>(); }).us);
   struct {
     int rows, length;
     std::vector<int> parts;
@@ -271,7 +271,7 @@ int bench() {
     for (int parts : c.parts) {
       p.parts = parts;
       auto call = [&](cudaStream_t s) { launch(p, s); };
-      const float flushed = timer.flushed(call), graph = timer.graph(call);
+      const float flushed = timer.flushed(call).us, graph = timer.graph(call).us;
       GOOD(cudaDeviceSynchronize());
       std::printf("topk.f32.rows%d.len%d.k2048 parts %d: %.1f us, in a graph %.1f us\n", c.rows, c.length, parts,
                   flushed, graph);

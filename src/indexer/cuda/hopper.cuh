@@ -22,74 +22,6 @@ namespace sievemla::stage::indexer {
 inline constexpr int kProductKeys = 64;
 __device__ inline int tiles_of_keys(int keys) { return (keys + kProductKeys - 1) / kProductKeys; }
 
-// d[64 x 2 N] (+)= a[64 x 32] b[2 N x 32]^T, e4m3, for d[N]: a in registers, b in shared memory.
-__device__ inline void wgmma_e4m3(float (&d)[16], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                  std::uint32_t a3, std::uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, {%16, %17, %18, %19}, %20, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
-}
-__device__ inline void wgmma_e4m3(float (&d)[32], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                  std::uint32_t a3, std::uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
-}
-__device__ inline void wgmma_e4m3(float (&d)[64], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                  std::uint32_t a3, std::uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
-}
-
-// The same with a in shared memory.
-__device__ inline void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(add));
-}
-
 // What is the same in a warp, in a uniform register.
 __device__ inline int uniform(int x) { return __reduce_max_sync(~0u, x); }
 // A matrix in shared memory, its rows of 128 bytes one after the other, and how far another is from it.
@@ -210,8 +142,8 @@ __device__ inline void start_product(float (&d)[N], const ProductKeys& keys, std
   cuda::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step)
-    wgmma_e4m3(d, keys.low[2 * step], keys.high[2 * step], keys.low[2 * step + 1], keys.high[2 * step + 1],
-               b + matrix_step(step * kStepBytes), step > 0);
+    cuda::wgmma_e4m3(d, keys.low[2 * step], keys.high[2 * step], keys.low[2 * step + 1], keys.high[2 * step + 1],
+                     b + matrix_step(step * kStepBytes), step > 0);
   cuda::wgmma_commit();
 }
 
@@ -422,7 +354,7 @@ struct Rows {
         cuda::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-          wgmma_e4m3(d, a + matrix_step(step * kStepBytes), b + matrix_step(step * kStepBytes), step > 0);
+          cuda::wgmma_e4m3(d, a + matrix_step(step * kStepBytes), b + matrix_step(step * kStepBytes), step > 0);
         cuda::wgmma_commit();
         pass_turn();
         const Weights<Columns> w(weights, lane);
