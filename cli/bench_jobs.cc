@@ -247,17 +247,28 @@ std::vector<float> judged_scores(const Setting& s, const Scoring& c) {
   return logits;
 }
 
+// Of those rows' scores, the columns that they see: the others are left as they are.
+std::vector<float> seen_scores(const Scoring& c, const std::vector<float>& scores) {
+  std::vector<float> seen;
+  for (std::int64_t t = 0; t < c.some; ++t)
+    seen.insert(seen.end(), scores.begin() + t * c.width,
+                scores.begin() + t * c.width + base::load_int(c.host.lengths, t));
+  return seen;
+}
+
 double score_flops(const Setting& s, const Scoring& c) { return 2.0 * kIndexDim * as_double(s["h"] * c.pairs); }
 
 Job score_job(const Setting& s, Scoring c, double bytes_a_pair) {
   c.there.logits = s.place->poisoned(DType::f32, {c.rows, c.width});
+  c.there.fill = false;  // selection reads none of it, and the peers write none
   const Workspace workspace = s.place->workspace(index_scores_workspace_bytes(s.backend, {c.rows, s["h"], c.width}));
   Job job;
   job.flops = score_flops(s, c);
   job.bytes = bytes_a_pair * as_double(c.pairs);
   job.call = [s, c, workspace](Stream stream) { index_scores(s.backend, c.there, workspace, stream); };
   job.error = [s, c] {
-    return base::relative_error(floats(s.place->here(narrow(c.there.logits, 0, c.some))), judged_scores(s, c));
+    return base::relative_error(seen_scores(c, floats(s.place->here(narrow(c.there.logits, 0, c.some)))),
+                                seen_scores(c, judged_scores(s, c)));
   };
   job.bound = tolerance(s.backend, note(job, stage::indexer::index_scores_kernels(), s.backend, c.there));
   return job;
