@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
 KvFormatName = Literal["f32", "bf16", "fp8_ds_mla", "fp8_nope"]
 IndexFormatName = Literal["f32", "bf16", "fp8"]
-ScaleRule = Literal["arbitrary", "power_of_two"]
+ScaleRule = Literal["arbitrary", "power_of_two", "engine"]
 RopeStyle = Literal["half_split", "interleaved", "none"]
 
 SCORE_BUDGET_BYTES = 64 << 20
@@ -34,7 +34,7 @@ _combine = function("combine", writes=(2, 4))
 _write_latent = function("write_latent", writes=(2,))
 _gather_latent = function("gather_latent", writes=(5,))
 _write_index_keys = function("write_index_keys", writes=(4,))
-_write_layer = function("write_layer", writes=(4, 17, 24))
+_write_layer = function("write_layer", writes=(4, 17, 25))
 _gather_index_keys = function("gather_index_keys", writes=(3, 4))
 _index_queries = function("index_queries", writes=(4, 5))
 _index_scores = function("index_scores", writes=(3, 12))
@@ -158,7 +158,8 @@ def write_latent(
 
     latent: [tokens, cache.latent] float32 or bfloat16. rope: [tokens, cache.rope], same dtype, rotated.
     slots: [tokens] int32 or int64, distinct; negative: skipped; past the cache: ValueError on the host, else skipped.
-    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that.
+    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that; engine is the first with
+    vLLM's own rounding of the codes.
     """
     _write_latent(
         latent, slots, cache.pages, cache.format, cache.latent, cache.rope, rope, scale, _handle(backend)
@@ -196,15 +197,17 @@ def write_index_keys(
     rope: Rope,
     norm_eps: float = 1e-6,
     scale: ScaleRule = "power_of_two",
+    round_bf16: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """key = rope(LayerNorm(k)), quantised and scattered.
 
     k: [tokens, 128] float32 or bfloat16, the raw projection. norm_weight, norm_bias: [128]. slots: as write_latent.
+    round_bf16: rounds to bfloat16 after the norm and after the rotation, as engines do that run these one by one.
     """
     _write_index_keys(
         k, norm_weight, norm_bias, slots, cache.pages, cache.format, rope.style, rope.positions, rope.cos_sin,
-        norm_eps, scale, _handle(backend)
+        norm_eps, scale, round_bf16, _handle(backend)
     )
 
 
@@ -220,6 +223,7 @@ class IndexKeys:
     rope: Rope
     norm_eps: float = 1e-6
     scale: ScaleRule = "power_of_two"
+    round_bf16: bool = False
 
 
 def write_layer(
@@ -246,9 +250,10 @@ def write_layer(
         latent, latent_weight, latent_eps, slots, cache.pages, cache.format, cache.latent, cache.rope, rope.style,
         rope_values, rope.positions, rope.cos_sin, scale, *(
             (keys.k, keys.norm_weight, keys.norm_bias, keys.slots, keys.cache.pages, keys.cache.format,
-             keys.rope.style, keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale)
+             keys.rope.style, keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale,
+             keys.round_bf16)
             if keys is not None
-            else (None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two")
+            else (None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False)
         ), indices, _handle(backend)
     )  # fmt: skip
 
@@ -269,16 +274,17 @@ def index_queries(
     weight_scale: float,
     rope: Rope,
     scale: ScaleRule = "power_of_two",
+    round_bf16: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """out_q = rope(q), out_weights = weights * weight_scale (times q's scale where out_q is uint8, e4m3).
 
     q: [tokens, heads, 128] and weights: [tokens, heads], float32 or bfloat16. out_q: float32, bfloat16 or uint8.
-    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5.
+    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5. round_bf16: rounds to bfloat16 after the rotation.
     """
     _index_queries(
         q, weights, weight_scale, rope.style, out_q, out_weights, rope.positions, rope.cos_sin, scale,
-        _handle(backend)
+        round_bf16, _handle(backend)
     )
 
 

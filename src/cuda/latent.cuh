@@ -27,9 +27,10 @@ __device__ inline void store_latent(const LatentParams& p, unsigned char* row, i
   const int first = 4 * thread;
   const float x[4] = {latent(first), latent(first + 1), latent(first + 2), latent(first + 3)};
   const float scale = scale_of_group(x, p.rule, 0.f);
-  *reinterpret_cast<std::uint32_t*>(row + first) =
-      static_cast<std::uint32_t>(code_of(x[0], scale)) | static_cast<std::uint32_t>(code_of(x[1], scale)) << 8 |
-      static_cast<std::uint32_t>(code_of(x[2], scale)) << 16 | static_cast<std::uint32_t>(code_of(x[3], scale)) << 24;
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) codes |= static_cast<std::uint32_t>(code_of(x[i], scale, p.rule)) << (8 * i);
+  *reinterpret_cast<std::uint32_t*>(row + first) = codes;
   if (thread % 32 == 0) reinterpret_cast<float*>(row + kv::Fp8DsMlaRow::kScaleOffset)[thread / 32] = scale;
 }
 
