@@ -145,9 +145,7 @@ TEST_F(IndexerOnCuda, WriteLayerIsTheSeparateSteps) {
     write_layer(Backend::reference(), problem.args(want, keys_want, rule, indices));
     write_layer(cuda, device.put(problem.args(got, keys_got, rule, indices_got)));
     write_latent(cuda, device.put(problem.separate(apart, rule)));
-    WriteIndexKeysArgs keys = problem.keys.args(keys_apart, IndexFormat::fp8);
-    keys.scale = rule;
-    write_index_keys(cuda, device.put(keys));
+    write_index_keys(cuda, device.put(problem.key_args(keys_apart, rule)));
     for (const Buffer* buffer : {&apart, &got, &keys_apart, &keys_got}) take_back(*buffer);
     device.take_back(tensor(indices_got.data(), {1}));
     EXPECT_EQ(got.bytes, want.bytes);

@@ -15,9 +15,7 @@ TEST(WriteLayer, IsTheSeparateSteps) {
       std::vector<std::int32_t> indices = problem.indices();
       write_layer(backend, problem.args(got, index_got, rule, indices));
       write_latent(backend, problem.separate(want, rule));
-      WriteIndexKeysArgs keys = problem.keys.args(index_want, IndexFormat::fp8);
-      keys.scale = rule;
-      write_index_keys(backend, keys);
+      write_index_keys(backend, problem.key_args(index_want, rule));
       EXPECT_EQ(got.bytes, want.bytes) << backend.name();
       EXPECT_EQ(index_got.bytes, index_want.bytes) << backend.name();
       EXPECT_TRUE(problem.filled(indices)) << backend.name();

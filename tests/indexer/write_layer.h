@@ -48,12 +48,17 @@ struct WriteLayer {
   WriteLatentArgs separate(const Buffer& cache, ScaleRule rule) const {
     return latent_args(normalised, rotated, cache, rule);
   }
+  WriteIndexKeysArgs key_args(const Buffer& cache, ScaleRule rule) const {
+    WriteIndexKeysArgs a = keys.args(cache, IndexFormat::fp8);
+    a.scale = rule, a.round_bf16 = kInput == DType::bf16;
+    return a;
+  }
   WriteLayerArgs args(const Buffer& kv, const Buffer& index, ScaleRule rule, std::vector<std::int32_t>& indices) const {
     WriteLayerArgs a;
     a.latent = latent_args(latent, rope, kv, rule);
     a.latent_weight = tensor(weight.data(), {kLatent}), a.latent_eps = kEps;
     a.rope = keys.rope(), a.rope.style = style;
-    a.keys = keys.args(index, IndexFormat::fp8), a.keys.scale = rule;
+    a.keys = key_args(index, rule);
     a.indices = tensor(indices.data(), {kIndexRows, kTopk}), a.indices.stride[0] = kTopk + 2;
     return a;
   }
@@ -103,7 +108,7 @@ void for_each_write_layer(F&& f) {
     for (const RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved, RopeStyle::none})
       for (const auto& [format, rope] :
            {std::pair{KvFormat::bf16, 64}, {KvFormat::bf16, 0}, {KvFormat::fp8_ds_mla, 64}, {KvFormat::fp8_nope, 0}})
-        for (const ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two}) {
+        for (const ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine}) {
           SCOPED_TRACE(testing::Message() << name_of(style) << ", " << info(format).name << ", rope " << rope);
           f(WriteLayer<T>(style, format, rope), rule);
         }
