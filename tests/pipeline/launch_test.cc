@@ -156,6 +156,27 @@ constexpr Form kForms[] = {
                               .kpool = 4,
                               .positions = tensor(layer.expanded.data(), {Layer::kTokens, 11})});
      }},
+    {"SelectToSend",
+     [](const Backend& backend, Layer& layer, const SparseLayerArgs& args, Workspace workspace) {
+       SelectArgs select_args = args.indexer->select;
+       select_args.selected_scores = tensor(layer.sent.data(), {Layer::kTokens, Layer::kTopk});
+       select_args.shard = {1, 2, 1};
+       select(backend, select_args, workspace);
+     }},
+    {"MergeTopk",
+     [](const Backend& backend, Layer& layer, const SparseLayerArgs& args, Workspace workspace) {
+       const SelectArgs& select_args = args.indexer->select;
+       MergeTopkArgs merge;
+       merge.scores = tensor(layer.sent.data(), {1, Layer::kTokens, Layer::kTopk});
+       merge.positions = tensor(layer.sent_positions.data(), {1, Layer::kTokens, Layer::kTopk});
+       merge.selected = select_args.positions, merge.slots = select_args.slots, merge.map = select_args.map;
+       merge_topk(backend, merge, workspace);
+     }},
+    {"ShardSlots",
+     [](const Backend& backend, Layer&, const SparseLayerArgs& args, Workspace) {
+       const SelectArgs& select_args = args.indexer->select;
+       shard_slots(backend, {select_args.positions, select_args.map, select_args.slots, {}});
+     }},
     {"Combine",
      [](const Backend& backend, Layer& layer, const SparseLayerArgs& args, Workspace) {
        CombineArgs merge;
