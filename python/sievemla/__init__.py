@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ContiguousKeys,
         Geometry,
         IndexCache,
+        IndexKeys,
         Kernel,
         KvCache,
         KvFormat,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         workspace_init,
         write_index_keys,
         write_latent,
+        write_layer,
     )
 
     __version__: str
@@ -71,6 +73,7 @@ __all__ = [
     "ContiguousKeys",
     "Geometry",
     "IndexCache",
+    "IndexKeys",
     "Kernel",
     "KvCache",
     "KvFormat",
@@ -105,6 +108,7 @@ __all__ = [
     "workspace_init",
     "write_index_keys",
     "write_latent",
+    "write_layer",
 ]
 
 
