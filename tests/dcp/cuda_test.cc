@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// tests/dcp/cuda_test.cc -- ranks of decode context parallel on a CUDA device: the merged selection is the one of a rank
+// tests/dcp/cuda_test.cc -- ranks of decode context parallel on a CUDA device: the merged selection is that of a rank
 // with everything, and the merge of their outputs is the definition's.
 #include <bit>
 
