@@ -23,6 +23,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/place.h"
+#include "kv/formats.h"
 #include "kv/index_page.h"
 
 namespace sievemla::cli {
@@ -209,6 +210,22 @@ void draw(Inputs& in, std::uint64_t seed, GatherKeys& c) {
 
 // ---- stage 1 ----------------------------------------------------------------------------------------
 
+// The keys that were written to `slots`.
+Output keys_of(const IndexCache& cache, IndexFormat format, const std::vector<std::int64_t>& slots) {
+  Output keys = real("the keys", cache.pages);
+  if (format == IndexFormat::fp8) keys.extra = kE4m3Step;
+  keys.read = [cache, slots] {
+    std::vector<float> all(slots.size() * kIndexDim);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      float* key = all.data() + i * kIndexDim;
+      const float scale = kv::load_index_key(cache, slots[i], key);
+      for (int j = 0; j < kIndexDim; ++j) key[j] *= scale;
+    }
+    return all;
+  };
+  return keys;
+}
+
 using Keys = Case<WriteIndexKeysArgs, base::NoBounds>;
 void draw(Inputs& in, std::uint64_t seed, Keys& c) {
   const IndexFormat format = index_format(seed);
@@ -221,20 +238,44 @@ void draw(Inputs& in, std::uint64_t seed, Keys& c) {
   c.args.slots = in.ints(slots, {tokens}, int_type(in));
   c.args.cache = in.index_cache(format, pages, size, {});
   c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
-  Output keys = real("the keys", c.args.cache.pages);
-  if (format == IndexFormat::fp8) keys.extra = kE4m3Step;
-  keys.read = [cache = c.args.cache, slots] {
-    std::vector<float> all(slots.size() * kIndexDim);
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      float* key = all.data() + i * kIndexDim;
-      const float scale = kv::load_index_key(cache, slots[i], key);
-      for (int j = 0; j < kIndexDim; ++j) key[j] *= scale;
-    }
-    return all;
-  };
-  c.outputs = {keys};
+  c.outputs = {keys_of(c.args.cache, format, slots)};
   c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(format), tokens, size,
                        name_of(c.args.rope.style));
+}
+
+using Layer = Case<WriteLayerArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, Layer& c) {
+  Keys keys;
+  draw(in, seed, keys);
+  c.args.keys = keys.args;
+  const std::int64_t tokens = keys.args.k.dim(0), size = page_size(in), pages = 200 / size + 1;
+  const Row row = row_type(in, seed / 3);  // so that each meets each format of keys
+  const DType type = float_type(in);
+  WriteLatentArgs& latent = c.args.latent;
+  latent.cache = in.kv_cache(row.format, row.latent, row.rope, pages, size, {});
+  latent.latent = in.normal(type, {tokens, row.latent}, in.one_of({1.f, 1e-10f, 1e10f}));
+  const std::vector<std::int64_t> slots = in.distinct(tokens, pages * size);
+  latent.slots = in.ints(slots, {tokens}, int_type(in));
+  latent.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
+  if (row.rope) {
+    latent.rope = in.normal(type, {tokens, row.rope}, 1.f);
+    c.args.rope = rope(in, tokens);
+  } else {
+    c.args.rope.style = RopeStyle::none;
+  }
+  c.args.latent_weight = in.normal(float_type(in), {row.latent}, 1.f);
+  c.args.latent_eps = 1e-6f;
+  c.args.indices = in.poisoned(DType::i32, {tokens, 9});
+  // A value on a rounding border of bf16 may fall to either side, and of the code that it then becomes.
+  Output rows = real("the rows", latent.cache.pages);
+  rows.extra = info(row.format).scale_group > 0 ? kE4m3Step : kBf16Step;
+  rows.read = [cache = latent.cache, slots, width = static_cast<std::size_t>(row.latent + row.rope)] {
+    std::vector<float> all(slots.size() * width);
+    for (std::size_t i = 0; i < slots.size(); ++i) kv::load_row(cache, slots[i], all.data() + i * width);
+    return all;
+  };
+  c.outputs = {rows, keys.outputs[0], bits("indices", c.args.indices)};
+  c.text = fmt::format("{}, pages of {}, rope {}; {}", row.text(), size, name_of(c.args.rope.style), keys.text);
 }
 
 using Queries = Case<IndexQueryArgs, base::NoBounds>;
@@ -353,6 +394,64 @@ void draw(Inputs& in, std::uint64_t, ExpandPools& c) {
   c.args.positions = in.poisoned(DType::i32, {rows, n * kpool + kpool - 1 + in.below(3)});
   c.outputs = {bits("positions", c.args.positions)};
   c.text = fmt::format("{} rows of {} pools of {}", rows, n, kpool);
+}
+
+// Decode context parallel: what a rank sends, the selection from all ranks', the slots of one.
+using Candidates = Case<CandidatesArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t, Candidates& c) {
+  const std::int64_t rows = 1 + in.below(5), width = in.one_of<std::int64_t>({1, 100, 4096}), k = 1 + in.below(300);
+  c.args.scores = in.normal(DType::f32, {rows, width}, 1.f);
+  std::vector<std::int64_t> local;
+  for (std::int64_t i = 0; i < rows * k; ++i) local.push_back(in.below(width + 6) - 3);  // before, in and past the row
+  c.args.local = in.ints(local, {rows, k});
+  if (in.chance(50)) c.args.starts = in.ints(std::vector<std::int64_t>(static_cast<std::size_t>(rows), 1), {rows});
+  c.args.shard = {static_cast<int>(in.below(3)), 3, in.one_of({1, 16})};
+  c.args.selected_scores = in.poisoned(DType::f32, {rows, k});
+  c.args.positions = in.poisoned(DType::i32, {rows, k});
+  c.outputs = {bits("selected_scores", c.args.selected_scores), bits("positions", c.args.positions)};
+  c.text = fmt::format("{} rows of {}, k {}", rows, width, k);
+}
+
+using MergeTopk = Case<MergeTopkArgs, MergeTopkBounds>;
+void draw(Inputs& in, std::uint64_t, MergeTopk& c) {
+  const std::int64_t ranks = in.one_of<std::int64_t>({1, 2, 4, 8}), requests = 1 + in.below(3),
+                     rows = requests * (1 + in.below(3)), n = 1 + in.below(300),
+                     k = in.one_of<std::int64_t>({1, 65, 512}), longest = 4 * ranks * n;
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(ranks * rows * n)), lengths;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::vector<std::int64_t> all = in.distinct(ranks * n, longest);
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const auto to = positions.begin() + (rank * rows + row) * n;
+      std::copy_n(all.begin() + rank * n, n, to);
+      std::sort(to, to + n);
+    }
+  }
+  for (std::int64_t i = 0; i < ranks * rows; ++i) lengths.push_back(in.below(n + 1));
+  c.args.positions = in.ints(positions, {ranks, rows, n});
+  c.args.lengths = in.ints(lengths, {ranks, rows});
+  c.args.scores = in.normal(DType::f32, {ranks, rows, n}, 1.f);
+  const bool ties = in.chance(50);
+  for (std::int64_t i = 0; ties && i < ranks * rows * n; ++i) {
+    float& x = *(base::at<float>(c.args.scores, 0) + i);
+    x = std::round(x);
+  }
+  c.args.selected = in.poisoned(DType::i32, {rows, k});
+  c.args.slots = in.poisoned(int_type(in), {rows, k});
+  c.args.counts = in.poisoned(DType::i32, {rows});
+  c.args.map = slot_map(in, requests, rows, longest);
+  c.bounds = {ranks, rows, n, k};
+  c.outputs = {bits("selected", c.args.selected), bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = fmt::format("{} ranks, {} rows of {}, k {}{}", ranks, rows, n, k, ties ? ", ties" : "");
+}
+
+using ShardSlots = Case<ShardSlotsArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, ShardSlots& c) {
+  PositionsToSlots same;
+  draw(in, seed, same);
+  c.args.positions = same.args.positions, c.args.map = same.args.map, c.args.slots = same.args.slots;
+  c.args.counts = in.poisoned(DType::i32, {c.args.positions.dim(0)});
+  c.outputs = {bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = same.text;
 }
 
 // ---- stage 3 ----------------------------------------------------------------------------------------
