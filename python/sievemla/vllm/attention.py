@@ -76,6 +76,8 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             )
         )
         self.scale_rule = versions.contract().latent_scale
+        # Block table, rows and page size of the slots that this layer's own indexer has just left in the workspace.
+        self.selected: tuple[int, int, int] | None = None
         if indexer is not None:
             adopt(indexer, self)
             shape = selftest.Shape(
@@ -140,15 +142,16 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         rows, heads = nope.shape[:2]
         positions = self.topk_indices()[:rows]
         work = self.workspace
-        slots = work.slots[: positions.numel()].view(positions.shape)
-        sievemla.positions_to_slots(
-            positions,
-            sievemla.SlotMap(
-                attn_metadata.block_table, kv_c_and_k_pe_cache.shape[1], attn_metadata.row_request[:rows]
-            ),
-            slots,
-            backend=work.backend,
-        )
+        work.join()
+        slots = work.slots_of(positions)
+        page, selected, self.selected = kv_c_and_k_pe_cache.shape[1], self.selected, None
+        if selected != (attn_metadata.block_table.data_ptr(), rows, page):
+            sievemla.positions_to_slots(
+                positions,
+                sievemla.SlotMap(attn_metadata.block_table, page, attn_metadata.row_request[:rows]),
+                slots,
+                backend=work.backend,
+            )
         out = torch.empty((rows, heads, self.latent), dtype=nope.dtype, device=nope.device)
         sievemla.attention(
             nope,

@@ -111,26 +111,34 @@ class Selection:
         rope = sievemla.Rope("half_split" if half_split else "interleaved", positions[:rows], cos_sin)
         cache = sievemla.IndexCache(self.cache.kv_cache, self.format)
         rounded = q.dtype == torch.bfloat16  # vLLM's norm and rotation store what they give
-        sievemla.write_index_keys(
-            keys, self.norm.weight, self.norm.bias, step.slot_mapping[:rows], cache, rope=rope, norm_eps=self.norm.eps,
-            round_bf16=rounded, backend=work.backend,
-        )
-        out_q = torch.empty((rows, self.heads, DIM), dtype=_DTYPES[self.format], device=q.device)
-        out_weights = torch.empty((rows, self.heads), dtype=torch.float32, device=q.device)
-        sievemla.index_queries(
-            q[:rows], weights, out_q, out_weights, weight_scale=self.weight_scale, rope=rope, round_bf16=rounded,
-            backend=work.backend,
-        )
-        sievemla.select(
-            out_q,
-            out_weights,
-            sievemla.PagedKeys(cache, step.block_table, step.row_request),
-            step.row_length,
-            width=step.max_seq_len,
-            positions=topk[:rows],
-            workspace=work.scratch,
-            backend=work.backend,
-        )
+
+        def write_keys() -> None:
+            sievemla.write_index_keys(
+                keys, self.norm.weight, self.norm.bias, step.slot_mapping[:rows], cache, rope=rope,
+                norm_eps=self.norm.eps, round_bf16=rounded, backend=work.backend,
+            )
+
+        with work.beside(write_keys, (q, keys_and_weights, positions)) as keys_written:
+            out_q = torch.empty((rows, self.heads, DIM), dtype=_DTYPES[self.format], device=q.device)
+            out_weights = torch.empty((rows, self.heads), dtype=torch.float32, device=q.device)
+            sievemla.index_queries(
+                q[:rows], weights, out_q, out_weights, weight_scale=self.weight_scale, rope=rope, round_bf16=rounded,
+                backend=work.backend,
+            )
+            keys_written()
+            sievemla.select(
+                out_q,
+                out_weights,
+                sievemla.PagedKeys(cache, step.block_table, step.row_request),
+                step.row_length,
+                width=step.max_seq_len,
+                positions=topk[:rows],
+                slots=work.slots_of(topk[:rows]),
+                map=sievemla.SlotMap(step.block_table, cache.pages.shape[1], step.row_request),
+                workspace=work.scratch,
+                backend=work.backend,
+            )
+        self.impl.selected = step.block_table.data_ptr(), rows, cache.pages.shape[1]
 
     def _profile(self, q: torch.Tensor) -> None:
         """What a step of this size takes at its peak here and in attention, where vLLM's profile run takes less."""

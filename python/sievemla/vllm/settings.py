@@ -30,6 +30,10 @@ def indexer() -> str:
     return _one_of("SIEVEMLA_VLLM_INDEXER", INDEXERS)
 
 
+def overlap() -> bool:
+    return os.environ.get("SIEVEMLA_VLLM_OVERLAP") == "1"
+
+
 def selftest() -> str:
     """SIEVEMLA_SELFTEST: skip serves without the test of the kernels before the first model on a GPU."""
     return _one_of("SIEVEMLA_SELFTEST", SELFTESTS)
