@@ -31,8 +31,8 @@ def run(engines: Engines, name: str, change: str, llm: dict, **env: str) -> tupl
     job.write_text(json.dumps({"llm": llm, "runs": [{"prompts": prompts(model), "tokens": TOKENS}]}))
     with log.open("w") as file:
         status = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("ranks.py")), change, str(job), str(out)],
-            stdout=file, stderr=file, env={**os.environ, **QUIET, **EXACT, **env}, timeout=600,
+            [sys.executable, str(Path(__file__).with_name("ranks.py")), str(job), str(out)], stdout=file, stderr=file,
+            env={**os.environ, **QUIET, **EXACT, **env, "SIEVEMLA_TEST_CHANGE": change}, timeout=600,
         ).returncode
     return status, log.read_text(), json.loads(out.read_text()) if status == 0 else {}
 
@@ -89,7 +89,8 @@ def test_two_context_parallel_ranks_equal_one(engines, alone, name, interleave, 
     """vLLM on the CPU refuses (below); with those two kernels of it in torch, its engine runs ours."""
     llm = {
         "name": name, "tensor_parallel_size": 2, "decode_context_parallel_size": 2,
-        "cp_kv_cache_interleave_size": interleave, **({"hf_overrides": {"index_topk": topk}} if topk else {}),
+        "cp_kv_cache_interleave_size": interleave, "dcp_comm_backend": "ag_rs",
+        **({"hf_overrides": {"index_topk": topk}} if topk else {}),
     }
     env = {"SIEVEMLA_VLLM_RANKS": "check", **TWO}
     status, log, result = run(engines, f"dcp-{name}-{interleave}-{topk}", "context", llm, **env)
