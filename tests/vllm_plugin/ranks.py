@@ -10,6 +10,7 @@ nothing
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -69,4 +70,4 @@ CHANGES[os.environ["SIEVEMLA_TEST_CHANGE"]]()
 if __name__ == "__main__":
     import engine
 
-    engine.main()
+    engine.run(*sys.argv[1:])
