@@ -4,15 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 import sievemla
-
-from . import settings
 
 
 @dataclass(frozen=True)
@@ -26,6 +22,7 @@ class Bounds:
     index_heads: int
     latent: int
     rope: int
+    ranks: int = 1  # of decode context parallel
 
 
 class Workspace:
@@ -41,14 +38,15 @@ class Workspace:
             self.backend.prepare()  # loads every kernel: nothing is loaded later, in a graph capture say
         self.scratch: torch.Tensor | None = None  # None on the host: the library keeps its own
         self.slots = torch.empty(0, dtype=torch.int32, device=device)  # [tokens * topk]
-        self.side = torch.cuda.Stream(device) if not self.host and settings.overlap() else None
-        self.running: tuple[torch.cuda.Event, ...] | None = None
+        self.counts = torch.empty(0, dtype=torch.int32, device=device)  # [tokens], slots of each row
 
     def claim(self, bounds: Bounds) -> None:
         """Makes room for steps within the bounds; only grows."""
         rows = bounds.tokens * bounds.topk
         if rows > self.slots.numel():
             self.slots = torch.empty(rows, dtype=torch.int32, device=self.device)
+        if bounds.tokens > self.counts.numel():
+            self.counts = torch.empty(bounds.tokens, dtype=torch.int32, device=self.device)
         needed = max(
             sievemla.select_workspace_bytes(
                 self.backend, rows=bounds.tokens, heads=bounds.index_heads, width=bounds.context, k=bounds.topk
@@ -57,6 +55,9 @@ class Workspace:
                 self.backend, tokens=bounds.tokens, heads=bounds.heads, lanes=bounds.topk, latent=bounds.latent,
                 rope=bounds.rope,
             ),
+            sievemla.merge_topk_workspace_bytes(
+                self.backend, ranks=bounds.ranks, rows=bounds.tokens, n=bounds.topk, k=bounds.topk
+            ) if bounds.ranks > 1 else 0,
         )
         if not self.host and (self.scratch is None or needed > self.scratch.numel()):
             self.scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
@@ -65,30 +66,9 @@ class Workspace:
     def slots_of(self, positions: torch.Tensor) -> torch.Tensor:
         return self.slots[: positions.numel()].view(positions.shape)
 
-    @contextmanager
-    def beside(self, write_keys: Callable[[], None], held: tuple[torch.Tensor, ...]) -> Iterator[Callable[[], None]]:
-        if self.side is None:
-            write_keys()
-            yield lambda: None
-            return
-        main = torch.cuda.current_stream()
-        self.side.wait_stream(main)
-        write_keys()
-        written, done = torch.cuda.Event(), torch.cuda.Event()
-        written.record(main)
-        with torch.cuda.stream(self.side):
-            yield lambda: self.side.wait_event(written)
-            done.record(self.side)
-        self.running = (done, held)
-
-    def join(self) -> None:
-        if self.running is not None:
-            torch.cuda.current_stream().wait_event(self.running[0])
-            self.running = None
-
     def bytes(self) -> int:
         scratch = 0 if self.scratch is None else self.scratch.numel()
-        return int(4 * self.slots.numel() + scratch)
+        return int(4 * (self.slots.numel() + self.counts.numel()) + scratch)
 
 
 _of_device: dict[torch.device, Workspace] = {}
