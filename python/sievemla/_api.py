@@ -494,8 +494,9 @@ def merge_topk(
 ) -> None:
     """All ranks' candidates -> the selection among all positions, by topk's rules: that of a rank with everything.
 
-    scores: [ranks, rows, n] float32. positions: [ranks, rows, n] int32, ascending, then -1. lengths: [ranks, rows] int32,
-    candidates of each, n if not given. selected: [rows, k] int32, ascending, then -1. slots, counts: as shard_slots.
+    scores: [ranks, rows, n] float32. positions: [ranks, rows, n] int32, ascending, then -1. lengths: [ranks, rows]
+    int32, candidates of each, n if not given. selected: [rows, k] int32, ascending, then -1. slots, counts: as
+    shard_slots.
     """
     _merge_topk(
         scores, positions, selected, slots, counts, lengths, *(_NO_MAP if map is None else map._parts()), workspace,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""ranks.py CHANGE JOB.json OUT.json -- engine.py, changed for a test; worker processes are forked and inherit it.
+"""ranks.py JOB.json OUT.json -- engine.py with a change for a test, named by SIEVEMLA_TEST_CHANGE. The processes of an
+engine run this file, too, before anything of vLLM.
 
 context     decode context parallel on the CPU: vLLM has the two kernels of it in Triton alone, for GPUs
 other-rule  rank 1 of tensor parallel leaves out the last position that every other rank selects
@@ -8,9 +9,8 @@ nothing
 """
 from __future__ import annotations
 
-import runpy
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +18,16 @@ import torch
 
 def slot_mapping(
     tokens: int, most: int, starts: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, stride: int,
-    slots: torch.Tensor, KV_CACHE_BLOCK_SIZE: int, TOTAL_CP_WORLD_SIZE: int, TOTAL_CP_RANK: int,
-    CP_KV_CACHE_INTERLEAVE_SIZE: int, **named: Any,
+    slots: torch.Tensor, page_size: int, ranks: int, rank: int, run: int, pad: int, block: int,
 ) -> None:
-    run, ranks = CP_KV_CACHE_INTERLEAVE_SIZE, TOTAL_CP_WORLD_SIZE
-    slots.fill_(-1)
+    """ComputeSlotMappingKernel; `run` is the interleave size."""
+    slots.fill_(pad)
     count = int(starts[-1])
     p = positions[:count]
     request = torch.searchsorted(starts[1:].long(), torch.arange(count), right=True)
     local = p // (run * ranks) * run + p % run
-    page, offset = local // KV_CACHE_BLOCK_SIZE, local % KV_CACHE_BLOCK_SIZE
-    found = table[request, page].long() * KV_CACHE_BLOCK_SIZE + offset
-    slots[:count] = torch.where(p // run % ranks == TOTAL_CP_RANK, found, -1)
+    found = table[request, local // page_size].long() * page_size + local % page_size
+    slots[:count] = torch.where(p // run % ranks == rank, found, pad)
 
 
 def correct_attn_out(
@@ -44,7 +42,7 @@ def correct_attn_out(
 def context_parallel() -> None:
     from vllm.utils import cpu_triton_utils
 
-    cpu_triton_utils._compute_slot_mapping_kernel_impl = slot_mapping
+    cpu_triton_utils._compute_slot_mapping_kernel_impl = slot_mapping  # before vLLM's platform takes it
     from vllm.v1.attention.ops import dcp
 
     dcp.correct_attn_out = correct_attn_out
@@ -67,7 +65,9 @@ def other_rule() -> None:
 
 
 CHANGES = {"context": context_parallel, "other-rule": other_rule, "nothing": lambda: None}
+CHANGES[os.environ["SIEVEMLA_TEST_CHANGE"]]()
 
 if __name__ == "__main__":
-    CHANGES[sys.argv.pop(1)]()
-    runpy.run_path(str(Path(__file__).with_name("engine.py")), run_name="__main__")
+    import engine
+
+    engine.run(*sys.argv[1:])

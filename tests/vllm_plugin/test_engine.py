@@ -140,16 +140,6 @@ def test_compiled_and_in_processes_of_their_own(engines, fresh):
     same(made["runs"][0], fresh[name]["runs"][0])
 
 
-def test_two_tensor_parallel_ranks(engines, fresh):
-    name = "glm5-tiny"
-    made = engines(
-        "ranks", {"model": engines.model(name), "enable_prefix_caching": False, "tensor_parallel_size": 2},
-        [{"prompts": prompts(name), "tokens": TOKENS}],
-        alone=True, VLLM_ENABLE_V1_MULTIPROCESSING="1", OMP_NUM_THREADS="1", **EXACT,
-    )
-    same(made["runs"][0], fresh[name]["runs"][0])
-
-
 def test_the_log_says_what_runs(fresh):
     log = fresh["glm5-tiny"]["log"]
     for said in ("sievemla 0.1.0", "vLLM 0.32.0 (cpu)", "index keys f32", "indexer rope interleaved",

@@ -21,18 +21,28 @@ from .conftest import QUIET, Engines
 from .test_engine import EXACT, prompts, same
 
 TOKENS = 6
-TWO = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_CI_ENV": "1"}
+TWO = {"SIEVEMLA_VLLM_RANKS": "check", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1",
+       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def run(engines: Engines, name: str, change: str, llm: dict, **env: str) -> tuple[int, str, dict]:
-    model = llm.pop("name")
-    job, log, out = (engines.directory / f"{name}.{end}" for end in ("job.json", "log", "json"))
-    llm |= {"model": engines.model(model), "max_model_len": 512, "dtype": "float32", "enable_prefix_caching": False}
-    job.write_text(json.dumps({"llm": llm, "runs": [{"prompts": prompts(model), "tokens": TOKENS}]}))
+def job(engines: Engines, name: str, topk: int | None, **more: object) -> tuple[dict, list[dict]]:
+    llm = {"model": engines.model(name), "enable_prefix_caching": False, **more}
+    if topk:
+        llm["hf_overrides"] = {"index_topk": topk}
+    return llm, [{"prompts": prompts(name), "tokens": TOKENS}]
+
+
+def run(
+    engines: Engines, title: str, change: str, name: str, topk: int | None, **more: object
+) -> tuple[int, str, dict]:
+    """Two ranks, with a change of ranks.py: exit status, log, result."""
+    llm, runs = job(engines, name, topk, tensor_parallel_size=2, **more)
+    todo, log, out = (engines.directory / f"{title}.{end}" for end in ("job.json", "log", "json"))
+    todo.write_text(json.dumps({"llm": {"max_model_len": 512, "dtype": "float32", **llm}, "runs": runs}))
     with log.open("w") as file:
         status = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("ranks.py")), change, str(job), str(out)],
-            stdout=file, stderr=file, env={**os.environ, **QUIET, **EXACT, **env}, timeout=600,
+            [sys.executable, str(Path(__file__).with_name("ranks.py")), str(todo), str(out)], stdout=file, stderr=file,
+            env={**os.environ, **QUIET, **EXACT, **TWO, "SIEVEMLA_TEST_CHANGE": change}, timeout=600,
         ).returncode
     return status, log.read_text(), json.loads(out.read_text()) if status == 0 else {}
 
@@ -44,10 +54,7 @@ def alone(engines: Engines):
 
     def of(name: str, topk: int | None) -> list[dict]:
         if (name, topk) not in made:
-            llm = {"name": name, **({"hf_overrides": {"index_topk": topk}} if topk else {})}
-            status, log, result = run(engines, f"alone-{name}-{topk}", "nothing", llm)
-            assert status == 0, log[-6000:]
-            made[name, topk] = result["runs"][0]
+            made[name, topk] = engines(f"alone-{name}-{topk}", *job(engines, name, topk), **EXACT)["runs"][0]
         return made[name, topk]
 
     return of
@@ -61,47 +68,44 @@ def selections(log: str) -> dict[str, list[str]]:
     return by_process
 
 
-# index_topk of the checkpoints is 40 to 48: prompts lie on both sides of it. 512: nothing is left out.
-@pytest.mark.parametrize("topk", [None, 512])
-@pytest.mark.parametrize("name", ["glm5-tiny", "dsv32-tiny"])
-def test_two_tensor_parallel_ranks_equal_one(engines, alone, name, topk):
-    llm = {"name": name, "tensor_parallel_size": 2, **({"hf_overrides": {"index_topk": topk}} if topk else {})}
-    status, log, result = run(engines, f"tp-{name}-{topk}", "nothing", llm, SIEVEMLA_VLLM_RANKS="check", **TWO)
-    assert status == 0, log[-6000:]
-    same(result["runs"][0], alone(name, topk))
+def same_on_both(log: str) -> None:
     by_rank = selections(log)
     assert len(by_rank) == 2 and len({tuple(said) for said in by_rank.values()}) == 1
     assert len(next(iter(by_rank.values()))) >= TOKENS
 
 
+# index_topk of the checkpoints is 40 to 48: prompts lie on both sides of it. 512: nothing is left out.
+@pytest.mark.parametrize("topk", [None, 512])
+@pytest.mark.parametrize("name", ["glm5-tiny", "dsv32-tiny"])
+def test_two_tensor_parallel_ranks_equal_one(engines, alone, name, topk):
+    status, log, result = run(engines, f"tp-{name}-{topk}", "nothing", name, topk)
+    assert status == 0, log[-6000:]
+    same(result["runs"][0], alone(name, topk))
+    same_on_both(log)
+
+
 def test_a_rank_with_another_topk_rule_ends_the_engine(engines):
-    llm = {"name": "glm5-tiny", "tensor_parallel_size": 2}
-    status, log, _ = run(engines, "other-rule", "other-rule", llm, SIEVEMLA_VLLM_RANKS="check", **TWO)
+    status, log, _ = run(engines, "other-rule", "other-rule", "glm5-tiny", None)
     assert status != 0
     assert re.search(r"tensor-parallel ranks differ in selection of \S+: \w{16} on 0; \w{16} on 1", log), log[-6000:]
 
 
 @pytest.mark.parametrize(
-    ("name", "interleave", "topk"),
-    [("glm5-tiny", 1, None), ("glm5-tiny", 64, None), ("dsv32-tiny", 1, None), ("dsv32-tiny", 64, 512)],
+    ("name", "interleave", "topk"), [("glm5-tiny", 1, None), ("glm5-tiny", 64, 512), ("dsv32-tiny", 64, None)]
 )
 def test_two_context_parallel_ranks_equal_one(engines, alone, name, interleave, topk):
     """vLLM on the CPU refuses (below); with those two kernels of it in torch, its engine runs ours."""
-    llm = {
-        "name": name, "tensor_parallel_size": 2, "decode_context_parallel_size": 2,
-        "cp_kv_cache_interleave_size": interleave, **({"hf_overrides": {"index_topk": topk}} if topk else {}),
-    }
-    env = {"SIEVEMLA_VLLM_RANKS": "check", **TWO}
-    status, log, result = run(engines, f"dcp-{name}-{interleave}-{topk}", "context", llm, **env)
+    status, log, result = run(
+        engines, f"dcp-{name}-{interleave}-{topk}", "context", name, topk, decode_context_parallel_size=2,
+        cp_kv_cache_interleave_size=interleave, dcp_comm_backend="ag_rs",
+    )
     assert status == 0, log[-6000:]
     same(result["runs"][0], alone(name, topk))
-    by_rank = selections(log)
-    assert len(by_rank) == 2 and len({tuple(said) for said in by_rank.values()}) == 1
+    same_on_both(log)
 
 
 def test_vllm_refuses_context_parallel_on_the_cpu(engines):
-    llm = {"name": "glm5-tiny", "tensor_parallel_size": 2, "decode_context_parallel_size": 2}
-    status, log, _ = run(engines, "dcp-refused", "nothing", llm, **TWO)
+    status, log, _ = run(engines, "dcp-refused", "nothing", "glm5-tiny", None, decode_context_parallel_size=2)
     assert status != 0 and "Context Parallelism is not supported on CPU" in log, log[-6000:]
 
 

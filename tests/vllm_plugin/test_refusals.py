@@ -60,6 +60,13 @@ def test_an_unknown_vllm_is_refused_with_both_versions(monkeypatch):
     assert versions.contract().version == "0.26.0"
 
 
+def test_a_vllm_whose_models_pass_us_by_is_refused_even_by_force(monkeypatch):
+    monkeypatch.setattr(versions, "installed", lambda: ("0.33.0", "cuda"))
+    monkeypatch.setenv("SIEVEMLA_VLLM", "force")
+    said = versions.problem()
+    assert "0.33.0 (cuda)" in said and "past every interface" in said and "0.26.0 (cuda)" in said
+
+
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_a_pipeline_stage_begins_with_a_layer_that_selects(stages):
     glm52 = SimpleNamespace(num_hidden_layers=78, index_topk_freq=4, index_skip_topk_offset=3)

@@ -24,7 +24,6 @@ from sievemla.vllm.serves import refusals
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda:0" if GPU else "cpu")
 LATENT, ROPE, NOPE, V, DIM = 512, 64, 128, 128, 128
-E4M3_MOST = 448.0
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +43,10 @@ def scratch(needed: int) -> torch.Tensor | None:
     tensor = torch.empty(max(needed, 256), dtype=torch.uint8)
     sievemla.workspace_init(tensor)
     return tensor
+
+
+def over_448(amax: torch.Tensor) -> torch.Tensor:
+    return amax / torch.full_like(amax, 448)  # by a number, torch multiplies by a rounded 1 / 448 on a GPU
 
 
 def cdiv(a: int, b: int) -> int:
@@ -192,7 +195,7 @@ def to_fp8(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantised_keys(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = k.float().abs().amax(-1).clamp(1e-4) / E4M3_MOST
+    scale = over_448(k.float().abs().amax(-1).clamp(1e-4))
     return to_fp8(k.float() / scale[:, None]), scale
 
 
@@ -394,7 +397,7 @@ def test_union_of_rank_top_k_is_the_global_top_k(interleave):
 def latent_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of vLLM's writer: amax / 448, and codes of an f32 quotient."""
     tiles = x.float().view(len(x), 4, 128)
-    scale = (tiles.abs().amax(-1) / E4M3_MOST).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = over_448(tiles.abs().amax(-1)).clamp(min=torch.finfo(torch.float32).tiny)
     return to_fp8(tiles / scale[..., None]).view(torch.uint8).view(len(x), 512), scale
 
 
@@ -479,7 +482,7 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.
 
 
 def power_of_two_codes(x: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = torch.exp2(torch.ceil(torch.log2(x.float().abs().amax(-1).clamp(min=floor).double() / E4M3_MOST))).float()
+    scale = torch.exp2(torch.ceil(torch.log2(over_448(x.float().abs().amax(-1).clamp(min=floor)).double()))).float()
     return to_fp8(x.float() / scale[..., None]).view(torch.uint8), scale
 
 

@@ -80,6 +80,8 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             )
         )
         self.scale_rule = versions.contract().latent_scale
+        # Block table, rows and page size of the slots that this layer's own indexer has just left in the workspace.
+        self.selected: tuple[int, int, int] | None = None
         if indexer is not None:
             adopt(indexer, self)
             shape = selftest.Shape(
@@ -147,13 +149,15 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         rows, heads = nope.shape[:2]
         positions = self.topk_indices()[:rows]
         work = self.workspace
-        slots = work.slots[: positions.numel()].view(positions.shape)
+        slots = work.slots_of(positions)
         counts, lse = None, None
         request = attn_metadata.row_request[:rows]
         page_size = kv_c_and_k_pe_cache.shape[1]
+        selected, self.selected = self.selected, None
         if self.shard.ranks == 1:
-            slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request)
-            sievemla.positions_to_slots(positions, slot_map, slots, backend=work.backend)
+            if selected != (attn_metadata.block_table.data_ptr(), rows, page_size):
+                slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request)
+                sievemla.positions_to_slots(positions, slot_map, slots, backend=work.backend)
         else:
             slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request, **vars(self.shard))
             counts = work.counts[:rows]

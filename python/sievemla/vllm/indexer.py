@@ -147,8 +147,11 @@ class Selection:
                 **sent,
             )
 
-        if shard.ranks == 1:
-            select(0, rows, selected)
+        if shard.ranks == 1:  # the latent cache has the same block table, and mostly the same pages
+            page_size = cache.pages.shape[1]
+            slot_map = sievemla.SlotMap(step.block_table, page_size, step.row_request)
+            select(0, rows, selected, slots=work.slots_of(selected), map=slot_map)
+            self.impl.selected = step.block_table.data_ptr(), rows, page_size
             return
         most = max(1, EXCHANGE_BYTES // (8 * k * shard.ranks))
         for first in range(0, rows, most):

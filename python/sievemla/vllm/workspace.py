@@ -63,6 +63,9 @@ class Workspace:
             self.scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
             sievemla.workspace_init(self.scratch, backend=self.backend)
 
+    def slots_of(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.slots[: positions.numel()].view(positions.shape)
+
     def bytes(self) -> int:
         scratch = 0 if self.scratch is None else self.scratch.numel()
         return int(4 * (self.slots.numel() + self.counts.numel()) + scratch)
