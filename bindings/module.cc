@@ -141,6 +141,37 @@ void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slo
   sievemla::write_index_keys(backend, args, stream_of(backend));
 }
 
+void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor slots, Tensor pages, string format,
+                 Int latent_width, Int rope_width, string rope_style, MaybeTensor rope, MaybeTensor positions,
+                 MaybeTensor cos_sin, string scale, MaybeTensor k, MaybeTensor norm_weight, MaybeTensor norm_bias,
+                 MaybeTensor key_slots, MaybeTensor key_pages, string index_format, string key_rope_style,
+                 MaybeTensor key_positions, MaybeTensor key_cos_sin, double norm_eps, string key_scale,
+                 bool key_round_bf16, MaybeTensor indices, Int handle) {
+  const Where where = "write_layer: ";
+  WriteLayerArgs args;
+  args.latent = {view(latent, where + "latent"), view(rope, where + "rope"), view(slots, where + "slots"),
+                 kv_cache(pages, format, latent_width, rope_width, where + "cache"),
+                 scale_rule(scale, where + "scale")};
+  args.latent_weight = view(latent_weight, where + "latent_weight");
+  args.latent_eps = static_cast<float>(latent_eps);
+  args.rope = rope_of(rope_style, positions, cos_sin, where + "rope");
+  if (k.has_value()) {
+    expects(key_pages.has_value(), "keys go with their cache", where + "key_cache", "none");
+    args.keys.k = view(k, where + "k");
+    args.keys.norm_weight = view(norm_weight, where + "norm_weight");
+    args.keys.norm_bias = view(norm_bias, where + "norm_bias");
+    args.keys.norm_eps = static_cast<float>(norm_eps);
+    args.keys.rope = rope_of(key_rope_style, key_positions, key_cos_sin, where + "key_rope");
+    args.keys.slots = view(key_slots, where + "key_slots");
+    args.keys.cache = index_cache(*key_pages, index_format, where + "key_cache");
+    args.keys.scale = scale_rule(key_scale, where + "key_scale");
+    args.keys.round_bf16 = key_round_bf16;
+  }
+  args.indices = view(indices, where + "indices");
+  const Backend backend = backend_of(handle, args.latent.cache.pages);
+  sievemla::write_layer(backend, args, stream_of(backend));
+}
+
 void gather_index_keys(Tensor pages, string format, Tensor slots, Tensor keys, MaybeTensor scales, Int handle) {
   const Where where = "gather_index_keys: ";
   const GatherIndexKeysArgs args{index_cache(pages, format, where + "cache"), view(slots, where + "slots"),
@@ -339,6 +370,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(combine, guarded<combine>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_latent, guarded<write_latent>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_latent, guarded<gather_latent>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_index_keys, guarded<write_index_keys>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_layer, guarded<write_layer>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_index_keys, guarded<gather_index_keys>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(index_queries, guarded<index_queries>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(index_scores, guarded<index_scores>::call);

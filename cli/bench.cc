@@ -69,6 +69,8 @@ constexpr const char* kGpuCases[] = {
     "topk.f32.rows{128,256}.len131072.k2048",
     "topk.f32.rows4096.len{8192,32768}.k2048",
     "topk.f32.rows1.len{65536,131072}.k2048.graph",
+    "kv.layer.fp8_ds_mla.n{1,64,4096}",
+    "kv.layer.fp8_ds_mla.n{1,64,4096}.parts",
     "select.prefill.fp8.h32.s4096.kv131072.k2048",
     "chain.fp8.h32.b1.ctx131072.k2048.graph",
     "chain.fp8.h32.b64.ctx65536.k2048",

@@ -209,21 +209,21 @@ void draw(Inputs& in, std::uint64_t seed, GatherKeys& c) {
 
 // ---- stage 1 ----------------------------------------------------------------------------------------
 
-using Keys = Case<WriteIndexKeysArgs, base::NoBounds>;
-void draw(Inputs& in, std::uint64_t seed, Keys& c) {
+// Returns what the keys are compared by.
+Output draw_keys(Inputs& in, std::uint64_t seed, std::int64_t tokens, std::int64_t size, WriteIndexKeysArgs& args) {
   const IndexFormat format = index_format(seed);
-  const std::int64_t tokens = in.one_of<std::int64_t>({1, 7, 64}), size = page_size(in), pages = 200 / size + 1;
-  c.args.k = in.normal(float_type(in), {tokens, kIndexDim}, 1.f);
-  c.args.norm_weight = in.normal(float_type(in), {kIndexDim}, 1.f);
-  c.args.norm_bias = in.normal(float_type(in), {kIndexDim}, 0.2f);
-  c.args.rope = rope(in, tokens);
+  const std::int64_t pages = 200 / size + 1;
+  args.k = in.normal(float_type(in), {tokens, kIndexDim}, 1.f);
+  args.norm_weight = in.normal(float_type(in), {kIndexDim}, 1.f);
+  args.norm_bias = in.normal(float_type(in), {kIndexDim}, 0.2f);
+  args.rope = rope(in, tokens);
   const std::vector<std::int64_t> slots = in.distinct(tokens, pages * size);
-  c.args.slots = in.ints(slots, {tokens}, int_type(in));
-  c.args.cache = in.index_cache(format, pages, size, {});
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
-  Output keys = real("the keys", c.args.cache.pages);
+  args.slots = in.ints(slots, {tokens}, int_type(in));
+  args.cache = in.index_cache(format, pages, size, {});
+  args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
+  Output keys = real("the keys", args.cache.pages);
   if (format == IndexFormat::fp8) keys.extra = kE4m3Step;
-  keys.read = [cache = c.args.cache, slots] {
+  keys.read = [cache = args.cache, slots] {
     std::vector<float> all(slots.size() * kIndexDim);
     for (std::size_t i = 0; i < slots.size(); ++i) {
       float* key = all.data() + i * kIndexDim;
@@ -232,9 +232,35 @@ void draw(Inputs& in, std::uint64_t seed, Keys& c) {
     }
     return all;
   };
-  c.outputs = {keys};
-  c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(format), tokens, size,
+  return keys;
+}
+
+using Keys = Case<WriteIndexKeysArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, Keys& c) {
+  const std::int64_t tokens = in.one_of<std::int64_t>({1, 7, 64}), size = page_size(in);
+  c.outputs = {draw_keys(in, seed, tokens, size, c.args)};
+  c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(c.args.cache.format), tokens, size,
                        name_of(c.args.rope.style));
+}
+
+using Layer = Case<WriteLayerArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, Layer& c) {
+  Latent latent;
+  draw(in, seed, latent);
+  c.args.latent = latent.args;
+  const KvCache& cache = latent.args.cache;
+  const std::int64_t tokens = latent.args.slots.dim(0);
+  c.args.latent_weight = in.normal(float_type(in), {cache.latent}, 1.f);
+  c.args.latent_eps = 1e-6f;
+  if (cache.rope == kIndexRope) c.args.rope = rope(in, tokens);
+  else c.args.rope.style = RopeStyle::none;
+  c.outputs = latent.outputs;
+  if (in.chance(70)) c.outputs.push_back(draw_keys(in, seed, tokens, 64, c.args.keys));
+  c.args.indices = in.poisoned(DType::i32, {1 + in.below(2 * tokens), 1 + in.below(300)});
+  c.outputs.push_back(bits("the indices", c.args.indices));
+  c.text = fmt::format("{}, rope {}, {}", latent.text, name_of(c.args.rope.style),
+                       c.args.keys.k ? name_of(c.args.keys.cache.format) : "no") +
+           " keys";
 }
 
 using Queries = Case<IndexQueryArgs, base::NoBounds>;

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ContiguousKeys,
         Geometry,
         IndexCache,
+        IndexKeys,
         Kernel,
         KvCache,
         KvFormat,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         workspace_init,
         write_index_keys,
         write_latent,
+        write_layer,
     )
 
     __version__: str
@@ -66,6 +68,7 @@ __all__ = [
     "ContiguousKeys",
     "Geometry",
     "IndexCache",
+    "IndexKeys",
     "Kernel",
     "KvCache",
     "KvFormat",
@@ -95,6 +98,7 @@ __all__ = [
     "workspace_init",
     "write_index_keys",
     "write_latent",
+    "write_layer",
 ]
 
 

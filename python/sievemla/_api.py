@@ -34,6 +34,7 @@ _combine = function("combine", writes=(2, 4))
 _write_latent = function("write_latent", writes=(2,))
 _gather_latent = function("gather_latent", writes=(5,))
 _write_index_keys = function("write_index_keys", writes=(4,))
+_write_layer = function("write_layer", writes=(4, 17, 25))
 _gather_index_keys = function("gather_index_keys", writes=(3, 4))
 _index_queries = function("index_queries", writes=(4, 5))
 _index_scores = function("index_scores", writes=(3, 12))
@@ -208,6 +209,53 @@ def write_index_keys(
         k, norm_weight, norm_bias, slots, cache.pages, cache.format, rope.style, rope.positions, rope.cos_sin,
         norm_eps, scale, round_bf16, _handle(backend)
     )
+
+
+@dataclass(frozen=True)
+class IndexKeys:
+    """The keys of a layer that has an indexer of its own, as write_index_keys takes them."""
+
+    k: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+    slots: Tensor
+    cache: IndexCache
+    rope: Rope
+    norm_eps: float = 1e-6
+    scale: ScaleRule = "power_of_two"
+    round_bf16: bool = False
+
+
+def write_layer(
+    latent: Tensor,
+    latent_weight: Tensor,
+    slots: Tensor,
+    cache: KvCache,
+    *,
+    latent_eps: float,
+    rope: Rope,
+    rope_values: Tensor | None = None,
+    scale: ScaleRule = "arbitrary",
+    keys: IndexKeys | None = None,
+    indices: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """All that a layer writes for new tokens, in one kernel on CUDA: RMSNorm(latent) and rope(rope_values) as
+    write_latent writes them, `keys` as write_index_keys writes them, and -1 to all of `indices`.
+
+    latent: [tokens, cache.latent] float32 or bfloat16, as projected. latent_weight: [cache.latent].
+    rope_values: [tokens, 64], same dtype, not rotated; absent where cache.rope is 0. indices: [rows, k] int32.
+    """
+    _write_layer(
+        latent, latent_weight, latent_eps, slots, cache.pages, cache.format, cache.latent, cache.rope, rope.style,
+        rope_values, rope.positions, rope.cos_sin, scale, *(
+            (keys.k, keys.norm_weight, keys.norm_bias, keys.slots, keys.cache.pages, keys.cache.format,
+             keys.rope.style, keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale,
+             keys.round_bf16)
+            if keys is not None
+            else (None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False)
+        ), indices, _handle(backend)
+    )  # fmt: skip
 
 
 def gather_index_keys(

@@ -17,6 +17,7 @@ void for_each_kernel_list(F&& f) {
   f("write", kv::gather_latent_kernels());
   f("write", kv::gather_index_keys_kernels());
   f("indexer", stage::indexer::write_index_keys_kernels());
+  f("indexer", stage::indexer::write_layer_kernels());
   f("indexer", stage::indexer::index_queries_kernels());
   f("indexer", stage::indexer::index_scores_kernels());
   f("topk", stage::topk::topk_kernels());

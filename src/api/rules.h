@@ -15,6 +15,7 @@ namespace sievemla::api {
 // The kernel that the public function of the same arguments runs. Throws what that function throws.
 const kv::WriteLatentKernel& admit(const Backend& backend, const WriteLatentArgs& args);
 const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const WriteIndexKeysArgs& args);
+const stage::indexer::WriteLayerKernel& admit(const Backend& backend, const WriteLayerArgs& args);
 const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args);
 const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args, Workspace workspace);
 const stage::topk::TopkKernel& admit(const Backend& backend, const TopkArgs& args, Workspace workspace);

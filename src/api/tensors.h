@@ -50,6 +50,11 @@ void each_tensor(WriteIndexKeysArgs& a, F&& f) {
   each_tensor(a.rope, f);
 }
 template <class F>
+void each_tensor(WriteLayerArgs& a, F&& f) {
+  each_tensor(a.latent, f), f(a.latent_weight), each_tensor(a.rope, f);
+  each_tensor(a.keys, f), f(a.indices);
+}
+template <class F>
 void each_tensor(IndexQueryArgs& a, F&& f) {
   f(a.q), f(a.weights), f(a.out_q), f(a.out_weights);
   each_tensor(a.rope, f);

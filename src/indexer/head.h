@@ -74,9 +74,11 @@ class TokenRope {
     }
   }
   void operator()(Real* head) const {
-    if (style_ == RopeStyle::none) return;
-    const int first = base::fault(base::Fault::indexer_rope_last_64) ? kIndexDim - kIndexRope : 0;
-    rotate(style_, kPairs, cos_, sin_, head + first);
+    turn(head + (base::fault(base::Fault::indexer_rope_last_64) ? kIndexDim - kIndexRope : 0));
+  }
+  // kIndexRope values.
+  void turn(Real* x) const {
+    if (style_ != RopeStyle::none) rotate(style_, kPairs, cos_, sin_, x);
   }
 
  private:

@@ -2,7 +2,7 @@
 // Copyright The SieveMLA authors
 // tests/indexer/cuda_test.cc -- stage 1 on a CUDA device: scores against the definition in double, keys and queries
 // against the reference's bytes.
-#include "indexer/head_problem.h"
+#include "indexer/write_layer.h"
 #include "sievemla/error.h"
 #include "support/on_cuda.h"
 
@@ -131,6 +131,29 @@ TEST_F(IndexerOnCuda, PagesThatAreNotThereScoreMinusInfinity) {
   const std::vector<float> got = run(cuda, problem.args(), problem.width);
   const std::vector<float> want = problem.run(Backend::reference());
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isinf(got[i]), std::isinf(want[i])) << i;
+}
+
+// One kernel, with the bytes of the two writers and of the reference.
+TEST_F(IndexerOnCuda, WriteLayerIsTheSeparateSteps) {
+  const Backend cuda = backend();
+  for_each_write_layer([&]<class T>(const WriteLayer<T>& problem, ScaleRule rule) {
+    const Buffer want = problem.kv_cache(), apart = want, got = want, keys_want = problem.keys.cache(IndexFormat::fp8),
+                 keys_apart = keys_want, keys_got = keys_want;
+    std::vector<std::int32_t> indices = problem.indices(), indices_got = indices;
+    OnDevice device(cuda.device());
+    const auto take_back = [&](const Buffer& buffer) { device.take_back(buffer.view({1})); };
+    write_layer(Backend::reference(), problem.args(want, keys_want, rule, indices));
+    write_layer(cuda, device.put(problem.args(got, keys_got, rule, indices_got)));
+    write_latent(cuda, device.put(problem.separate(apart, rule)));
+    write_index_keys(cuda, device.put(problem.key_args(keys_apart, rule)));
+    for (const Buffer* buffer : {&apart, &got, &keys_apart, &keys_got}) take_back(*buffer);
+    device.take_back(tensor(indices_got.data(), {1}));
+    EXPECT_EQ(got.bytes, want.bytes);
+    EXPECT_EQ(apart.bytes, want.bytes);
+    EXPECT_EQ(keys_got.bytes, keys_want.bytes);
+    EXPECT_EQ(keys_apart.bytes, keys_want.bytes);
+    EXPECT_EQ(indices_got, indices);
+  });
 }
 
 TEST_F(IndexerOnCuda, AnyNumberOfHeads) {

@@ -234,6 +234,28 @@ def test_index_keys_round_trip(backend, rng, name, style):
     assert (np.abs(got - want) <= bound).all()
 
 
+def test_a_layers_writes_are_the_separate_steps(backend, rng):
+    """On latents whose mean square is 1 and unturned ropes the steps before the writers change nothing."""
+    tokens = 3
+    latent = np.where(rng.uniform(size=(tokens, LATENT)) < 0.5, -1, 1).astype(np.float32)
+    rope = rng.standard_normal((tokens, ROPE)).astype(np.float32)
+    k, (weight, bias) = rng.standard_normal((tokens, 128)).astype(np.float32), np.float32([[1.0] * 128, [0.5] * 128])
+    slots, indices = np.array([20, -1, 7], np.int64), np.zeros((tokens, 9), np.int32)
+    pages = np.zeros((2, PAGES, PAGE_SIZE, LATENT + ROPE), np.float32)
+    caches = [sievemla.KvCache(p, "f32", LATENT, ROPE) for p in pages]
+    index_caches, none = [index_cache("fp8"), index_cache("fp8")], sievemla.Rope("none")
+    keys = sievemla.IndexKeys(k, weight, bias, slots, index_caches[0], none)
+    sievemla.write_layer(
+        latent, np.ones(LATENT, np.float32), slots, caches[0], latent_eps=1e-12, rope=none, rope_values=rope,
+        keys=keys, indices=indices, backend=backend
+    )  # fmt: skip
+    sievemla.write_latent(latent, slots, caches[1], rope=rope, backend=backend)
+    sievemla.write_index_keys(k, weight, bias, slots, index_caches[1], rope=none, backend=backend)
+    assert (pages[0] == pages[1]).all() and pages[0].any()
+    assert (index_caches[0].pages == index_caches[1].pages).all() and index_caches[0].pages.any()
+    assert (indices == -1).all()
+
+
 def test_scores_and_select(backend, rng):
     """Paged and contiguous keys give the same scores, and select() what index_scores() and topk() give."""
     heads, rows, width = 4, 6, 48

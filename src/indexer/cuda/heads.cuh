@@ -63,11 +63,8 @@ __device__ inline void store_bf16(const HeadValues& x, bf16* out, int lane) {
   for (int i = 0; i < 4; ++i) out[lane + 32 * i] = base::to_bf16(x[i]);
 }
 
-template <class Arch>
-__global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / 32;
-  if (token >= p.tokens) return;
+// By a warp.
+__device__ inline void write_key(const WriteKeysParams& p, std::int64_t token, int lane) {
   const std::int64_t slot = cuda::slot_at(p.at, token);
   if (slot < 0 || slot >= p.cache.slots) return;
   HeadValues x;
@@ -99,6 +96,12 @@ __global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
   } else {
     store_bf16(x, reinterpret_cast<bf16*>(place.page + place.offset * p.cache.row_bytes), lane);
   }
+}
+
+template <class Arch>
+__global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / 32;
+  if (token < p.tokens) write_key(p, token, static_cast<int>(threadIdx.x % 32));
 }
 
 template <class Arch>
