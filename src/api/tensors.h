@@ -86,6 +86,20 @@ void each_tensor(ExpandPoolsArgs& a, F&& f) {
   f(a.pools), f(a.lengths), f(a.positions);
 }
 template <class F>
+void each_tensor(CandidatesArgs& a, F&& f) {
+  f(a.scores), f(a.starts), f(a.local), f(a.selected_scores), f(a.positions);
+}
+template <class F>
+void each_tensor(MergeTopkArgs& a, F&& f) {
+  f(a.scores), f(a.positions), f(a.lengths), f(a.selected), f(a.slots), f(a.counts);
+  each_tensor(a.map, f);
+}
+template <class F>
+void each_tensor(ShardSlotsArgs& a, F&& f) {
+  f(a.positions), f(a.slots), f(a.counts);
+  each_tensor(a.map, f);
+}
+template <class F>
 void each_tensor(AttentionArgs& a, F&& f) {
   f(a.q), f(a.q_rope), f(a.kv.pages), f(a.sink), f(a.out), f(a.lse);
   each_tensor(a.rows, f);

@@ -143,5 +143,5 @@ def test_an_engine_that_cannot_be_served_says_so(engines: Engines):
     said = engines.refused("wrong", {"model": model, "dtype": "float16", "block_size": 48})
     assert "float16 is not served: set --dtype bfloat16" in said
     assert "block size 48 is not a multiple of 64: set --block-size 64" in said
-    said = engines.refused("off", {"model": model}, SIEVEMLA_VLLM="off")
+    said = engines.refused("off", {"model": model}, alone=True, SIEVEMLA_VLLM="off")
     assert "Sparse Attention is not supported on CPU" in said

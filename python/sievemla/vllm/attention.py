@@ -15,7 +15,7 @@ import sievemla
 
 from . import agreement, selftest, settings, shared_layers, versions
 from .indexer import adopt
-from .metadata import StepMetadata
+from .metadata import StepMetadata, shard_of
 from .report import report
 from .workspace import Bounds, workspace_of
 
@@ -27,7 +27,9 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
     supports_dense_mha_prefill = False  # every row goes through forward_mqa
     masked_mha_available = False
     supports_pcp = False
-    supports_dcp = False
+    supports_dcp = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True  # a row knows its own length
+    can_return_lse_for_decode = True
     supports_quant_query_input = False
     lse_base_on_e = True
     index_group = None
@@ -63,16 +65,18 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         elif buffer.data_ptr() not in _written:
             stages = config.parallel_config.pipeline_parallel_size
             raise ValueError(shared_layers.refusal(config.model_config.hf_text_config, stages))
+        self.shard = shard_of(config.parallel_config)
         self.workspace = workspace_of(buffer.device)
         self.workspace.claim(
             Bounds(
                 tokens=config.scheduler_config.max_num_batched_tokens,
                 context=config.model_config.max_model_len,
                 topk=buffer.shape[1],
-                heads=num_heads,
+                heads=num_heads * self.shard.ranks,  # vLLM gathers all ranks' queries
                 index_heads=config.model_config.hf_text_config.index_n_heads,
                 latent=kv_lora_rank,
                 rope=qk_rope_head_dim,
+                ranks=self.shard.ranks,
             )
         )
         self.scale_rule = versions.contract().latent_scale
@@ -135,20 +139,26 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         attn_metadata: StepMetadata,
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """q: (nope [rows, heads, latent], rope [rows, heads, rope]) or both in one -> out [rows, heads, latent]."""
+        """q: (nope [rows, heads, latent], rope [rows, heads, rope]) or both in one -> out [rows, heads, latent].
+
+        With decode context parallel: of the selected rows that are here, and their lse [rows, heads], natural.
+        """
         nope, rope = q if isinstance(q, tuple) else (q, None)
         rows, heads = nope.shape[:2]
         positions = self.topk_indices()[:rows]
         work = self.workspace
         slots = work.slots[: positions.numel()].view(positions.shape)
-        sievemla.positions_to_slots(
-            positions,
-            sievemla.SlotMap(
-                attn_metadata.block_table, kv_c_and_k_pe_cache.shape[1], attn_metadata.row_request[:rows]
-            ),
-            slots,
-            backend=work.backend,
-        )
+        counts, lse = None, None
+        request = attn_metadata.row_request[:rows]
+        page_size = kv_c_and_k_pe_cache.shape[1]
+        if self.shard.ranks == 1:
+            slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request)
+            sievemla.positions_to_slots(positions, slot_map, slots, backend=work.backend)
+        else:
+            slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request, **vars(self.shard))
+            counts = work.counts[:rows]
+            sievemla.shard_slots(positions, slot_map, slots, counts=counts, backend=work.backend)
+            lse = torch.empty((rows, heads), dtype=torch.float32, device=nope.device)
         out = torch.empty((rows, heads, self.latent), dtype=nope.dtype, device=nope.device)
         sievemla.attention(
             nope,
@@ -156,11 +166,13 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             out,
             scale=self.scale,
             slots=slots,
+            topk_length=counts,
             q_rope=rope if self.rope else None,
+            lse=lse,
             workspace=work.scratch,
             backend=work.backend,
         )
-        return out, None
+        return out, lse
 
     # Undeclared, but called or read on every sparse layer.
 

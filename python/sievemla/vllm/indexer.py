@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.compilation.breakable_cudagraph import eager_break_during_capture
+from vllm.distributed.parallel_state import get_dcp_group
 from vllm.forward_context import get_forward_context
 
 import sievemla
 
-from . import contract, settings
+from . import agreement, contract, settings
 
 if TYPE_CHECKING:
     from .attention import SieveMlaImpl
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 DIM = 128  # width of an indexer head and key
 OPERATOR = "sievemla_vllm::index"
+EXCHANGE_BYTES = 64 << 20  # of all ranks' candidates at a time
 
 _DTYPES = {"fp8": torch.uint8, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -121,16 +123,46 @@ class Selection:
             q[:rows], weights, out_q, out_weights, weight_scale=self.weight_scale, rope=rope, round_bf16=rounded,
             backend=work.backend,
         )
-        sievemla.select(
-            out_q,
-            out_weights,
-            sievemla.PagedKeys(cache, step.block_table, step.row_request),
-            step.row_length,
-            width=step.max_seq_len,
-            positions=topk[:rows],
-            workspace=work.scratch,
-            backend=work.backend,
-        )
+        self._select(step, out_q, out_weights, cache, topk[:rows])
+        agreement.check_selection(self.cache.prefix, topk[:rows])
+
+    def _select(
+        self, step: StepMetadata, q: torch.Tensor, weights: torch.Tensor, cache: sievemla.IndexCache,
+        selected: torch.Tensor,
+    ) -> None:
+        """Fills selected, [rows, k]."""
+        work, shard = self.impl.workspace, self.impl.shard
+        rows, k = selected.shape
+
+        def select(first: int, last: int, positions: torch.Tensor, **sent: Any) -> None:
+            sievemla.select(
+                q[first:last],
+                weights[first:last],
+                sievemla.PagedKeys(cache, step.block_table, step.row_request[first:last]),
+                step.row_length[first:last],
+                width=step.longest,
+                positions=positions,
+                workspace=work.scratch,
+                backend=work.backend,
+                **sent,
+            )
+
+        if shard.ranks == 1:
+            select(0, rows, selected)
+            return
+        most = max(1, EXCHANGE_BYTES // (8 * k * shard.ranks))
+        for first in range(0, rows, most):
+            last = min(first + most, rows)
+            mine = torch.empty((1, 2, last - first, k), dtype=torch.int32, device=q.device)  # bits of scores, positions
+            select(first, last, mine[0, 1], selected_scores=mine[0, 0].view(torch.float32), shard=shard)
+            everyone = get_dcp_group().all_gather(mine, dim=0)
+            sievemla.merge_topk(
+                everyone[:, 0].view(torch.float32),
+                everyone[:, 1],
+                selected=selected[first:last],
+                workspace=work.scratch,
+                backend=work.backend,
+            )
 
     def _profile(self, q: torch.Tensor) -> None:
         """What a step of this size takes at its peak here and in attention, where vLLM's profile run takes less."""
