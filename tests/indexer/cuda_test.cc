@@ -167,20 +167,8 @@ TEST_F(IndexerOnCuda, AnyNumberOfHeads) {
 
 TEST_F(IndexerOnCuda, Case14LogitsOfTheGoldenIndexerPage) {
   const Backend cuda = backend();
-  std::vector<std::uint8_t> page(64 * kIndexKeyBytes, 0x38), q(kIndexDim, 0x38);  // e4m3 1.0
-  for (int j = 0; j < 64; ++j) {
-    const float scale = static_cast<float>(j + 1);
-    std::memcpy(page.data() + 8192 + 4 * j, &scale, 4);
-  }
-  const float weight = 1;
-  const std::int32_t table = 0, length = 64;
-  IndexScoreArgs args;
-  args.q = tensor(q.data(), {1, 1, kIndexDim});
-  args.weights = tensor(&weight, {1, 1});
-  args.paged.cache.pages = tensor(page.data(), {1, 64, kIndexKeyBytes});
-  args.paged.block_table = tensor(&table, {1, 1});
-  args.lengths = tensor(&length, {1});
-  const std::vector<float> logits = run(cuda, args, 64);
+  const GoldenPage golden;
+  const std::vector<float> logits = run(cuda, golden.args(), 64);
   for (int j = 0; j < 64; ++j) EXPECT_EQ(logits[static_cast<std::size_t>(j)], 128.f * static_cast<float>(j + 1));
 }
 
