@@ -72,9 +72,12 @@ BATCHES = {  # lengths, of which so many are new
 TOLERANCES = {"auto": (0.01, 0.01), "fp8_ds_mla": (0.065, 0.05)}
 
 
+PARALLEL = SimpleNamespace(enable_dbo=False, pipeline_parallel_size=1, decode_context_parallel_size=1)
+
+
 def impl_of(heads: int, kv: str, topk: torch.Tensor, tokens: int, monkeypatch) -> plugin_attention.SieveMlaImpl:
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(enable_dbo=False, pipeline_parallel_size=1),
+        parallel_config=PARALLEL,
         scheduler_config=SimpleNamespace(max_num_batched_tokens=tokens),
         model_config=SimpleNamespace(max_model_len=2048, hf_text_config=SimpleNamespace(index_n_heads=32)),
     )
@@ -132,6 +135,7 @@ def test_sparse_backend_decode_correctness(name, kv, block, tp, monkeypatch):
         slot_mapping=every,
     )
     config = SimpleNamespace(
+        parallel_config=PARALLEL,
         scheduler_config=SimpleNamespace(max_num_batched_tokens=rows),
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(index_topk=topk)),
     )

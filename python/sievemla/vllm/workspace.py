@@ -71,6 +71,18 @@ class Workspace:
         return int(4 * (self.slots.numel() + self.counts.numel()) + scratch)
 
 
+@dataclass
+class Layer:
+    """What a layer's indexer and attention share."""
+
+    workspace: Workspace
+    shard: sievemla.Shard
+    heads: int
+    latent: int
+    # Block table, rows and page size of the slots that the indexer has just left in the workspace, for attention next.
+    selected: tuple[int, int, int] | None = None
+
+
 _of_device: dict[torch.device, Workspace] = {}
 
 

@@ -28,8 +28,6 @@ run shadow8 SIEVEMLA_VLLM=off -- plain $ours --kv fp8 --mqa
 run unforced -- plain
 run ours-forced-chunked SIEVEMLA_VLLM=force -- plain --batched 1024
 run ours-decode-graphs -- plain $ours $decode --steps 200
-run overlap-decode-graphs SIEVEMLA_VLLM_OVERLAP=1 -- plain $ours $decode
-run overlap SIEVEMLA_VLLM_OVERLAP=1 -- plain $ours --batched 1024
 run ours8-decode-graphs -- plain $ours --kv fp8 $decode
 run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
 run ours-shared -- shared $ours --tokens 24
@@ -39,13 +37,12 @@ run ours-sleep -- plain $ours --sleep
 run ours-offload -- plain $ours $decode --offload
 ! selected restated || restated
 ! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
-! selected step-overlap || SIEVEMLA_VLLM_OVERLAP=1 timer step-overlap CUSTOM fp8_ds_mla
 ! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
 
 last() { run graphs-on-again -- plain $ours $full; }  # on, off, on, with one cache folder
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
   "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
-  "ours overlap-decode-graphs" "ours-forced-chunked overlap" "ours8 ours8-piecewise" "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again"
+  "ours8 ours8-piecewise" "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again"
   "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "unforced flashattn" "ours-shared ours-shared-draft1"
   "ours-shared ours-shared-draft3")
