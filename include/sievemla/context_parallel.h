@@ -3,7 +3,7 @@
 // include/sievemla/context_parallel.h -- decode context parallel: ranks that hold parts of every context agree on one
 // selection.
 //
-//   every rank:  index_scores ─► topk ─► topk_candidates ──┐   of the positions that it holds (topk.h: Shard); or select
+//   every rank:  index_scores ─► topk ─► topk_candidates ──┐   of the positions it holds (topk.h: Shard); or select
 //   the caller:                              exchange  ◄───┘
 //   every rank:  merge_topk ─► attention over its own slots ─► exchange of (out, lse) ─► combine
 //
