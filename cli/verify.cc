@@ -381,6 +381,71 @@ void draw(Inputs& in, std::uint64_t, ExpandPools& c) {
   c.text = fmt::format("{} rows of {} pools of {}", rows, n, kpool);
 }
 
+// m different numbers below `limit`, ascending, then -1 up to k.
+std::vector<std::int64_t> ascending(Inputs& in, std::int64_t m, std::int64_t limit, std::int64_t k) {
+  std::vector<std::int64_t> chosen = in.distinct(m, limit);
+  std::sort(chosen.begin(), chosen.end());
+  chosen.resize(static_cast<std::size_t>(k), -1);
+  return chosen;
+}
+
+using Candidates = Case<CandidatesArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t, Candidates& c) {
+  const std::int64_t rows = 1 + in.below(5), width = in.one_of<std::int64_t>({1, 100, 4096}), k = 1 + in.below(600);
+  const std::int64_t seen = 1 + in.below(width);
+  std::vector<std::int64_t> local, starts;
+  for (std::int64_t t = 0; t < rows; ++t) {
+    const std::vector<std::int64_t> row = ascending(in, in.below(std::min(k, seen) + 1), seen, k);
+    local.insert(local.end(), row.begin(), row.end());
+    starts.push_back(in.below(width - seen + 1));
+  }
+  c.args.scores = in.normal(DType::f32, {rows, width}, 1.f);
+  if (in.chance(50)) c.args.starts = in.ints(starts, {rows});
+  c.args.local = in.ints(local, {rows, k});
+  c.args.shard = {static_cast<int>(in.below(3)), 3, in.one_of({1, 16})};
+  c.args.selected_scores = in.poisoned(DType::f32, {rows, k});
+  c.args.positions = in.poisoned(DType::i32, {rows, k});
+  c.outputs = {bits("scores", c.args.selected_scores), bits("positions", c.args.positions)};
+  c.text = fmt::format("{} rows of {}, k {}, rank {} of 3", rows, width, k, c.args.shard.rank);
+}
+
+using MergeTopk = Case<MergeTopkArgs, MergeTopkBounds>;
+void draw(Inputs& in, std::uint64_t, MergeTopk& c) {
+  const std::int64_t ranks = in.one_of<std::int64_t>({1, 2, 3, 8}), requests = 1 + in.below(2),
+                     rows = requests * (1 + in.below(3)), n = in.one_of<std::int64_t>({1, 65, 512, 2048}),
+                     k = in.one_of<std::int64_t>({1, 65, 512, 2048});
+  std::vector<std::int64_t> positions;
+  for (std::int64_t rank = 0; rank < ranks; ++rank)
+    for (std::int64_t t = 0; t < rows; ++t)
+      for (const std::int64_t local : ascending(in, in.below(n + 1), 2 * n, n))
+        positions.push_back(local < 0 ? -1 : local * ranks + rank);  // no two ranks hold the same
+  c.args.positions = in.ints(positions, {ranks, rows, n});
+  c.args.scores = in.normal(DType::f32, {ranks, rows, n}, 1.f);
+  const int levels = in.one_of({0, 1, 3});  // scores of a few values alone: mass ties
+  for (std::int64_t i = 0; levels > 0 && i < ranks * rows * n; ++i) {
+    float& x = *(base::at<float>(c.args.scores, 0) + i);
+    x = std::round(x * static_cast<float>(levels)) / static_cast<float>(levels);
+  }
+  if (in.chance(50)) c.args.lengths = in.ints(ragged(in, ranks * rows, n), {ranks, rows});
+  c.args.selected = in.poisoned(DType::i32, {rows, k});
+  c.args.slots = in.poisoned(int_type(in), {rows, k});
+  c.args.counts = in.poisoned(DType::i32, {rows});
+  c.args.map = slot_map(in, requests, rows, 2 * n);
+  c.bounds = {ranks, rows, n, k};
+  c.outputs = {bits("selected", c.args.selected), bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = fmt::format("{} ranks, {} rows of {}, k {}", ranks, rows, n, k);
+}
+
+using ShardSlots = Case<ShardSlotsArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, ShardSlots& c) {
+  PositionsToSlots same;
+  draw(in, seed, same);
+  c.args.positions = same.args.positions, c.args.map = same.args.map, c.args.slots = same.args.slots;
+  c.args.counts = in.poisoned(DType::i32, {c.args.positions.dim(0)});
+  c.outputs = {bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = same.text;
+}
+
 // ---- stage 3 ----------------------------------------------------------------------------------------
 
 using Attention = Case<AttentionArgs, AttentionBounds>;
