@@ -181,7 +181,8 @@ def test_context_parallel_ranks_select_as_one(backend, rng, interleave):
     assert size > 0
     with pytest.raises(ValueError, match="the workspace must be large enough"):
         sievemla.merge_topk(
-            sent[:, 0].view(np.float32), sent[:, 1], selected=selected, workspace=np.zeros(0, np.uint8), backend=backend
+            sent[:, 0].view(np.float32), sent[:, 1], selected=selected, workspace=np.zeros(size - 1, np.uint8),
+            backend=backend
         )
 
 
