@@ -288,8 +288,8 @@ void expand_pools(Tensor pools, Tensor lengths, Tensor positions, Int kpool, Int
 void select(Tensor q, Tensor weights, Tensor lengths, Int width, MaybeTensor positions, MaybeTensor slots,
             MaybeTensor pages, string format, MaybeTensor block_table, MaybeTensor row_request, MaybeTensor keys,
             MaybeTensor scales, MaybeTensor starts, MaybeTensor slot_block_table, MaybeTensor slot_row_request,
-            Int page_size, Int rank, Int ranks, Int interleave, Int score_budget_bytes, MaybeTensor workspace,
-            Int handle) {
+            Int page_size, Int rank, Int ranks, Int interleave, MaybeTensor selected_scores, Int shard_rank,
+            Int shard_ranks, Int shard_interleave, Int score_budget_bytes, MaybeTensor workspace, Int handle) {
   const Where where = "select: ";
   SelectArgs args;
   args.score = score_args(q, weights, lengths, pages, format, block_table, row_request, keys, scales, starts, where);
@@ -297,6 +297,8 @@ void select(Tensor q, Tensor weights, Tensor lengths, Int width, MaybeTensor pos
   args.positions = view(positions, where + "positions");
   args.slots = view(slots, where + "slots");
   args.map = slot_map(slot_block_table, slot_row_request, page_size, rank, ranks, interleave, where + "map");
+  args.selected_scores = view(selected_scores, where + "selected_scores");
+  args.shard = shard(shard_rank, shard_ranks, shard_interleave, where + "shard");
   args.score_budget_bytes = score_budget_bytes;
   const Backend backend = backend_of(handle, args.score.q);
   const Int needed = workspace.has_value() ? 0
@@ -308,6 +310,57 @@ void select(Tensor q, Tensor weights, Tensor lengths, Int width, MaybeTensor pos
 
 Int select_workspace_bytes(Int rows, Int heads, Int width, Int k, Int score_budget_bytes, Int handle) {
   return sievemla::select_workspace_bytes(backend_of(handle), {rows, heads, width, k, score_budget_bytes});
+}
+
+// ---- decode context parallel ------------------------------------------------------------------------
+
+void topk_candidates(Tensor scores, Tensor local, Tensor selected_scores, Tensor positions, Int rank, Int ranks,
+                     Int interleave, MaybeTensor starts, Int handle) {
+  const Where where = "topk_candidates: ";
+  const CandidatesArgs args{view(scores, where + "scores"),
+                            view(starts, where + "starts"),
+                            view(local, where + "local"),
+                            shard(rank, ranks, interleave, where + "shard"),
+                            view(selected_scores, where + "selected_scores"),
+                            view(positions, where + "positions")};
+  const Backend backend = backend_of(handle, args.scores);
+  sievemla::topk_candidates(backend, args, stream_of(backend));
+}
+
+void merge_topk(Tensor scores, Tensor positions, MaybeTensor selected, MaybeTensor slots, MaybeTensor counts,
+                MaybeTensor lengths, MaybeTensor block_table, MaybeTensor row_request, Int page_size, Int rank,
+                Int ranks, Int interleave, MaybeTensor workspace, Int handle) {
+  const Where where = "merge_topk: ";
+  const MergeTopkArgs args{view(scores, where + "scores"),
+                           view(positions, where + "positions"),
+                           view(lengths, where + "lengths"),
+                           view(selected, where + "selected"),
+                           view(slots, where + "slots"),
+                           view(counts, where + "counts"),
+                           slot_map(block_table, row_request, page_size, rank, ranks, interleave, where + "map")};
+  const Backend backend = backend_of(handle, args.scores);
+  const Int needed = workspace.has_value()
+                         ? 0
+                         : sievemla::merge_topk_workspace_bytes(
+                               backend, {extent(args.scores, 0), extent(args.scores, 1), extent(args.scores, 2),
+                                         width_of(args.selected, args.slots)});
+  sievemla::merge_topk(backend, args, workspace_of(backend, workspace, needed, where + "workspace"),
+                       stream_of(backend));
+}
+
+Int merge_topk_workspace_bytes(Int ranks, Int rows, Int n, Int k, Int handle) {
+  return sievemla::merge_topk_workspace_bytes(backend_of(handle), {ranks, rows, n, k});
+}
+
+void shard_slots(Tensor positions, Tensor slots, Tensor block_table, Int page_size, MaybeTensor counts,
+                 MaybeTensor row_request, Int rank, Int ranks, Int interleave, Int handle) {
+  const Where where = "shard_slots: ";
+  const ShardSlotsArgs args{
+      view(positions, where + "positions"),
+      slot_map(MaybeTensor(block_table), row_request, page_size, rank, ranks, interleave, where + "map"),
+      view(slots, where + "slots"), view(counts, where + "counts")};
+  const Backend backend = backend_of(handle, args.slots);
+  sievemla::shard_slots(backend, args, stream_of(backend));
 }
 
 // ---- backends, and what this build holds ------------------------------------------------------------
@@ -381,6 +434,10 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(positions_to_slots, guarded<positions_to_slots>::c
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(expand_pools, guarded<expand_pools>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(select, guarded<select>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(select_workspace_bytes, guarded<select_workspace_bytes>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(topk_candidates, guarded<topk_candidates>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_topk, guarded<merge_topk>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_topk_workspace_bytes, guarded<merge_topk_workspace_bytes>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(shard_slots, guarded<shard_slots>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_open, guarded<backend_open>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_name, guarded<backend_name>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_threads, guarded<backend_threads>::call);

@@ -381,6 +381,64 @@ void draw(Inputs& in, std::uint64_t, ExpandPools& c) {
   c.text = fmt::format("{} rows of {} pools of {}", rows, n, kpool);
 }
 
+// Decode context parallel: what a rank sends, the selection from all ranks', the slots of one.
+using Candidates = Case<CandidatesArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t, Candidates& c) {
+  const std::int64_t rows = 1 + in.below(5), width = in.one_of<std::int64_t>({1, 100, 4096}), k = 1 + in.below(300);
+  c.args.scores = in.normal(DType::f32, {rows, width}, 1.f);
+  std::vector<std::int64_t> local;
+  for (std::int64_t i = 0; i < rows * k; ++i) local.push_back(in.below(width + 6) - 3);  // before, in and past the row
+  c.args.local = in.ints(local, {rows, k});
+  if (in.chance(50)) c.args.starts = in.ints(std::vector<std::int64_t>(static_cast<std::size_t>(rows), 1), {rows});
+  c.args.shard = {static_cast<int>(in.below(3)), 3, in.one_of({1, 16})};
+  c.args.selected_scores = in.poisoned(DType::f32, {rows, k});
+  c.args.positions = in.poisoned(DType::i32, {rows, k});
+  c.outputs = {bits("selected_scores", c.args.selected_scores), bits("positions", c.args.positions)};
+  c.text = fmt::format("{} rows of {}, k {}", rows, width, k);
+}
+
+using MergeTopk = Case<MergeTopkArgs, MergeTopkBounds>;
+void draw(Inputs& in, std::uint64_t, MergeTopk& c) {
+  const std::int64_t ranks = in.one_of<std::int64_t>({1, 2, 4, 8}), requests = 1 + in.below(3),
+                     rows = requests * (1 + in.below(3)), n = 1 + in.below(300),
+                     k = in.one_of<std::int64_t>({1, 65, 512}), longest = 4 * ranks * n;
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(ranks * rows * n)), lengths;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::vector<std::int64_t> all = in.distinct(ranks * n, longest);
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const auto to = positions.begin() + (rank * rows + row) * n;
+      std::copy_n(all.begin() + rank * n, n, to);
+      std::sort(to, to + n);
+    }
+  }
+  for (std::int64_t i = 0; i < ranks * rows; ++i) lengths.push_back(in.below(n + 1));
+  c.args.positions = in.ints(positions, {ranks, rows, n});
+  c.args.lengths = in.ints(lengths, {ranks, rows});
+  c.args.scores = in.normal(DType::f32, {ranks, rows, n}, 1.f);
+  const bool ties = in.chance(50);
+  for (std::int64_t i = 0; ties && i < ranks * rows * n; ++i) {
+    float& x = *(base::at<float>(c.args.scores, 0) + i);
+    x = std::round(x);
+  }
+  c.args.selected = in.poisoned(DType::i32, {rows, k});
+  c.args.slots = in.poisoned(int_type(in), {rows, k});
+  c.args.counts = in.poisoned(DType::i32, {rows});
+  c.args.map = slot_map(in, requests, rows, longest);
+  c.bounds = {ranks, rows, n, k};
+  c.outputs = {bits("selected", c.args.selected), bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = fmt::format("{} ranks, {} rows of {}, k {}{}", ranks, rows, n, k, ties ? ", ties" : "");
+}
+
+using ShardSlots = Case<ShardSlotsArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, ShardSlots& c) {
+  PositionsToSlots same;
+  draw(in, seed, same);
+  c.args.positions = same.args.positions, c.args.map = same.args.map, c.args.slots = same.args.slots;
+  c.args.counts = in.poisoned(DType::i32, {c.args.positions.dim(0)});
+  c.outputs = {bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = same.text;
+}
+
 // ---- stage 3 ----------------------------------------------------------------------------------------
 
 using Attention = Case<AttentionArgs, AttentionBounds>;

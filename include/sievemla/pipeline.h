@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "sievemla/attention.h"
+#include "sievemla/context_parallel.h"
 #include "sievemla/indexer.h"
 #include "sievemla/kv_cache.h"
 #include "sievemla/topk.h"
@@ -34,11 +35,13 @@ inline constexpr std::int64_t kScoreBudgetBytes = std::int64_t{64} << 20;
 // Scores and selection together, in a fixed byte budget at any context length: the rows go through in chunks. The
 // result does not depend on the budget.
 struct SelectArgs {
-  IndexScoreArgs score;                                 // `logits` stays absent
-  std::int64_t width = 0;                               // the longest length
-  TensorView positions;                                 // as TopkArgs
-  TensorView slots;                                     // as TopkArgs
-  SlotMap map;                                          // as TopkArgs
+  IndexScoreArgs score;        // `logits` stays absent
+  std::int64_t width = 0;      // the longest length
+  TensorView positions;        // as TopkArgs
+  TensorView slots;            // as TopkArgs
+  SlotMap map;                 // as TopkArgs
+  TensorView selected_scores;  // [rows, k] f32, out, optional, with positions, which then are those of topk_candidates
+  Shard shard;                 // read with selected_scores only: which positions the keys are
   std::int64_t score_budget_bytes = kScoreBudgetBytes;  // of logits at a time; at least one row is always taken
 };
 void select(const Backend& backend, const SelectArgs& args, Workspace workspace, Stream stream = {});

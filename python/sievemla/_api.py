@@ -43,8 +43,12 @@ _topk = function("topk", writes=(2, 3, 11))
 _topk_workspace_bytes = function("topk_workspace_bytes")
 _positions_to_slots = function("positions_to_slots", writes=(1,))
 _expand_pools = function("expand_pools", writes=(2,))
-_select = function("select", writes=(4, 5, 20))
+_select = function("select", writes=(4, 5, 19, 24))
 _select_workspace_bytes = function("select_workspace_bytes")
+_topk_candidates = function("topk_candidates", writes=(2, 3))
+_merge_topk = function("merge_topk", writes=(2, 3, 4, 12))
+_merge_topk_workspace_bytes = function("merge_topk_workspace_bytes")
+_shard_slots = function("shard_slots", writes=(1, 4))
 _backend_open = function("backend_open")
 _backend_name = function("backend_name")
 _backend_threads = function("backend_threads")
@@ -364,6 +368,18 @@ class SlotMap:
 _NO_MAP = (None, None, 0, 0, 1, 1)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Which positions a decode-context-parallel rank holds: p is on rank p // interleave % ranks."""
+
+    rank: int = 0
+    ranks: int = 1
+    interleave: int = 1
+
+    def _parts(self) -> tuple[int, int, int]:
+        return self.rank, self.ranks, self.interleave
+
+
 def topk(
     scores: Tensor,
     lengths: Tensor,
@@ -419,17 +435,20 @@ def select(
     positions: Tensor | None = None,
     slots: Tensor | None = None,
     map: SlotMap | None = None,
+    selected_scores: Tensor | None = None,
+    shard: Shard | None = None,
     score_budget_bytes: int = SCORE_BUDGET_BYTES,
     workspace: Tensor | None = None,
     backend: Backend | None = None,
 ) -> None:
     """index_scores and topk together, by chunks of rows, so that at most `score_budget_bytes` of scores exist.
 
-    width: the longest length. The rest as in index_scores and topk.
+    width: the longest length. The rest as in index_scores and topk. With selected_scores, [rows, k] float32, they and
+    `positions` are what topk_candidates makes of the selection: what the rank `shard`, whose keys these are, sends.
     """
     _select(
         q, weights, lengths, width, positions, slots, *keys._parts(), *(_NO_MAP if map is None else map._parts()),
-        score_budget_bytes, workspace, _handle(backend)
+        selected_scores, *(shard or Shard())._parts(), score_budget_bytes, workspace, _handle(backend)
     )
 
 
@@ -438,6 +457,75 @@ def select_workspace_bytes(
 ) -> int:
     result: int = _select_workspace_bytes(rows, heads, width, k, score_budget_bytes, backend._handle)
     return result
+
+
+# ---- decode context parallel -----------------------------------------------------------------------------------------
+
+
+def topk_candidates(
+    scores: Tensor,
+    local: Tensor,
+    selected_scores: Tensor,
+    positions: Tensor,
+    *,
+    shard: Shard,
+    starts: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """What a rank sends of its selection: the scores, and the positions in the whole sequence.
+
+    scores: [rows, width] float32 and starts: [rows] int32, as topk read them. local: [rows, k] int32, as topk wrote it.
+    selected_scores: [rows, k] float32. positions: [rows, k] int32, may be `local` itself.
+    """
+    _topk_candidates(scores, local, selected_scores, positions, *shard._parts(), starts, _handle(backend))
+
+
+def merge_topk(
+    scores: Tensor,
+    positions: Tensor,
+    *,
+    selected: Tensor | None = None,
+    slots: Tensor | None = None,
+    counts: Tensor | None = None,
+    map: SlotMap | None = None,
+    lengths: Tensor | None = None,
+    workspace: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """All ranks' candidates -> the selection among all positions, by topk's rules: that of a rank with everything.
+
+    scores: [ranks, rows, n] float32. positions: [ranks, rows, n] int32, ascending, then -1. lengths: [ranks, rows]
+    int32, candidates of each, n if not given. selected: [rows, k] int32, ascending, then -1. slots, counts: as
+    shard_slots.
+    """
+    _merge_topk(
+        scores, positions, selected, slots, counts, lengths, *(_NO_MAP if map is None else map._parts()), workspace,
+        _handle(backend)
+    )
+
+
+def merge_topk_workspace_bytes(backend: Backend, *, ranks: int, rows: int, n: int, k: int) -> int:
+    result: int = _merge_topk_workspace_bytes(ranks, rows, n, k, backend._handle)
+    return result
+
+
+def shard_slots(
+    positions: Tensor,
+    map: SlotMap,
+    slots: Tensor,
+    *,
+    counts: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """positions_to_slots without gaps: the slots that are on this shard come first, then -1.
+
+    positions: [rows, k] int32. slots: [rows, k] int32 or int64. counts: [rows] int32, slots of each row: attention's
+    topk_length.
+    """
+    _shard_slots(
+        positions, slots, map.block_table, map.page_size, counts, map.row_request, map.rank, map.ranks, map.interleave,
+        _handle(backend)
+    )
 
 
 # ---- stage 3: attention ----------------------------------------------------------------------------------------------

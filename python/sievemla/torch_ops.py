@@ -52,7 +52,15 @@ _SCHEMAS = (
     'Tensor(b!)? slots=None, Tensor? cache=None, str index_format="fp8", Tensor? block_table=None, '
     "Tensor? row_request=None, Tensor? keys=None, Tensor? scales=None, Tensor? starts=None, "
     "Tensor? slot_block_table=None, Tensor? slot_row_request=None, int page_size=0, int rank=0, int ranks=1, "
-    f"int interleave=1, int score_budget_bytes={64 << 20}, Tensor(c!)? workspace=None) -> ()",
+    "int interleave=1, Tensor(d!)? selected_scores=None, int shard_rank=0, int shard_ranks=1, int shard_interleave=1, "
+    f"int score_budget_bytes={64 << 20}, Tensor(c!)? workspace=None) -> ()",
+    "topk_candidates(Tensor scores, Tensor local, Tensor(a!) selected_scores, Tensor(b!) positions, int rank, "
+    "int ranks, int interleave, Tensor? starts=None) -> ()",
+    "merge_topk(Tensor scores, Tensor positions, Tensor(a!)? selected=None, Tensor(b!)? slots=None, "
+    "Tensor(c!)? counts=None, Tensor? lengths=None, Tensor? block_table=None, Tensor? row_request=None, "
+    "int page_size=0, int rank=0, int ranks=1, int interleave=1, Tensor(d!)? workspace=None) -> ()",
+    "shard_slots(Tensor positions, Tensor(a!) slots, Tensor block_table, int page_size, Tensor(b!)? counts=None, "
+    "Tensor? row_request=None, int rank=0, int ranks=1, int interleave=1) -> ()",
 )
 
 _BY_DEVICE = -1  # bindings/tensors.h

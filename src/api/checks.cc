@@ -183,14 +183,17 @@ void check_row_request(const Backend& backend, const TensorView& row_request, st
   }
 }
 
+void check_shard(const Shard& shard, const Where& where) {
+  expects(shard.ranks >= 1 && shard.rank >= 0 && shard.rank < shard.ranks && shard.interleave >= 1,
+          "a shard needs 0 <= rank < ranks and interleave >= 1", where, "rank ", shard.rank, ", ranks ", shard.ranks,
+          ", interleave ", shard.interleave);
+}
+
 void check_slot_map(const Backend& backend, const SlotMap& map, std::int64_t rows, const Where& where) {
   check_tensor(backend, map.block_table, {kAny, kAny}, {DType::i32}, where + ".block_table");
   check_row_request(backend, map.row_request, rows, map.block_table.dim(0), where + ".row_request");
   expects(map.page_size >= 1, "the page size must be at least 1", where + ".page_size", map.page_size);
-  const Shard& s = map.shard;
-  expects(s.ranks >= 1 && s.rank >= 0 && s.rank < s.ranks && s.interleave >= 1,
-          "a shard needs 0 <= rank < ranks and interleave >= 1", where + ".shard", "rank ", s.rank, ", ranks ", s.ranks,
-          ", interleave ", s.interleave);
+  check_shard(map.shard, where + ".shard");
 }
 
 void check_workspace(Workspace workspace, std::int64_t needed, const Where& where) {

@@ -21,7 +21,8 @@ TEST(Kernels, EveryFunctionOnEveryHostBackend) {
   }
   for (std::string_view function :
        {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "write_layer", "index_queries",
-        "index_scores", "topk", "positions_to_slots", "expand_pools", "attention", "combine"})
+        "index_scores", "topk", "positions_to_slots", "expand_pools", "topk_candidates", "merge_topk", "shard_slots",
+        "attention", "combine"})
     for (BackendKind backend : {BackendKind::reference, BackendKind::cpu}) {
       bool found = false;
       for (const KernelInfo& kernel : kernels())

@@ -24,7 +24,6 @@ from sievemla.vllm.serves import refusals
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda:0" if GPU else "cpu")
 LATENT, ROPE, NOPE, V, DIM = 512, 64, 128, 128, 128
-E4M3_MOST = 448.0
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +43,10 @@ def scratch(needed: int) -> torch.Tensor | None:
     tensor = torch.empty(max(needed, 256), dtype=torch.uint8)
     sievemla.workspace_init(tensor)
     return tensor
+
+
+def over_448(amax: torch.Tensor) -> torch.Tensor:
+    return amax / torch.full_like(amax, 448)  # by a number, torch multiplies by a rounded 1 / 448 on a GPU
 
 
 def cdiv(a: int, b: int) -> int:
@@ -69,9 +72,12 @@ BATCHES = {  # lengths, of which so many are new
 TOLERANCES = {"auto": (0.01, 0.01), "fp8_ds_mla": (0.065, 0.05)}
 
 
+PARALLEL = SimpleNamespace(enable_dbo=False, pipeline_parallel_size=1, decode_context_parallel_size=1)
+
+
 def impl_of(heads: int, kv: str, topk: torch.Tensor, tokens: int, monkeypatch) -> plugin_attention.SieveMlaImpl:
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(enable_dbo=False, pipeline_parallel_size=1),
+        parallel_config=PARALLEL,
         scheduler_config=SimpleNamespace(max_num_batched_tokens=tokens),
         model_config=SimpleNamespace(max_model_len=2048, hf_text_config=SimpleNamespace(index_n_heads=32)),
     )
@@ -129,6 +135,7 @@ def test_sparse_backend_decode_correctness(name, kv, block, tp, monkeypatch):
         slot_mapping=every,
     )
     config = SimpleNamespace(
+        parallel_config=PARALLEL,
         scheduler_config=SimpleNamespace(max_num_batched_tokens=rows),
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(index_topk=topk)),
     )
@@ -192,7 +199,7 @@ def to_fp8(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantised_keys(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = k.float().abs().amax(-1).clamp(1e-4) / E4M3_MOST
+    scale = over_448(k.float().abs().amax(-1).clamp(1e-4))
     return to_fp8(k.float() / scale[:, None]), scale
 
 
@@ -394,7 +401,7 @@ def test_union_of_rank_top_k_is_the_global_top_k(interleave):
 def latent_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of vLLM's writer: amax / 448, and codes of an f32 quotient."""
     tiles = x.float().view(len(x), 4, 128)
-    scale = (tiles.abs().amax(-1) / E4M3_MOST).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = over_448(tiles.abs().amax(-1)).clamp(min=torch.finfo(torch.float32).tiny)
     return to_fp8(tiles / scale[..., None]).view(torch.uint8).view(len(x), 512), scale
 
 
@@ -479,7 +486,7 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.
 
 
 def power_of_two_codes(x: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = torch.exp2(torch.ceil(torch.log2(x.float().abs().amax(-1).clamp(min=floor).double() / E4M3_MOST))).float()
+    scale = torch.exp2(torch.ceil(torch.log2(over_448(x.float().abs().amax(-1).clamp(min=floor)).double()))).float()
     return to_fp8(x.float() / scale[..., None]).view(torch.uint8), scale
 
 

@@ -105,7 +105,8 @@ def run(a) -> None:
     if a.backend:
         arguments["attention_backend"] = a.backend
     if a.mtp:
-        arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": a.mtp}
+        arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": a.mtp,
+                                           "attention_backend": a.backend}
     if a.sleep:
         arguments["enable_sleep_mode"] = True
     if a.offload:
