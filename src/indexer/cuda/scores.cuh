@@ -191,11 +191,12 @@ __device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, i
   }
 }
 
-template <class Arch, int Warps, int Ctas>
+// Tiles: of 16 keys a warp. Ahead: the next keys are on their way while these are multiplied.
+template <class Arch, int Warps, int Ctas, int Tiles, bool Ahead>
 struct PassTile {
-  using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
-  using Keys = WarpKeys<Words, 2>;
+  using Keys = WarpKeys<std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>, Tiles>;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas;
+  static constexpr bool kAhead = Ahead;
 };
 constexpr int pass_smem_bytes(int heads, int fold) { return fold * ((heads + 7) / 8 * 8) * (kDim + 4); }
 
@@ -215,7 +216,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
     const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
     const int begin_mine = begin + thread / 32;
     typename Keys::Raw ahead{};
-    if (begin_mine < end) ahead = Keys::fetch(p, source, begin_mine * Keys::kKeys, longest, lane);
+    if (Tile::kAhead && begin_mine < end) ahead = Keys::fetch(p, source, begin_mine * Keys::kKeys, longest, lane);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < fold; ++i)
@@ -227,8 +228,13 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
     for (int tile = begin_mine; tile < end; tile += Tile::kWarps) {
       const int first = tile * Keys::kKeys;
       Keys keys;
-      keys.set(ahead);
-      if (tile + Tile::kWarps < end) ahead = Keys::fetch(p, source, first + Tile::kWarps * Keys::kKeys, longest, lane);
+      if constexpr (Tile::kAhead) {
+        keys.set(ahead);
+        if (tile + Tile::kWarps < end)
+          ahead = Keys::fetch(p, source, first + Tile::kWarps * Keys::kKeys, longest, lane);
+      } else {
+        keys.load(p, source, first, longest, lane);
+      }
 #pragma unroll 1
       for (int i = 0; i < fold; ++i) {
         float score[Keys::kMine];
