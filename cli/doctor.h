@@ -89,8 +89,9 @@ struct Patch {
 
 // A release of vLLM that the installed plugin was written for, or refuses.
 struct Release {
-  std::string version, build;  // build: cuda | cpu
-  std::string refused;         // why; empty: served
+  std::string version, build;       // build: cuda | cpu
+  std::vector<std::string> models;  // model types that it serves there
+  std::string refused;              // why it serves none; empty: it does
 };
 
 struct Machine {

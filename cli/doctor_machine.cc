@@ -216,7 +216,8 @@ void find_plugin(const std::vector<fs::path>& folders, Machine& m) {
     return {row.at("what").get<std::string>(), row.at("when").get<std::string>(), row.at("why").get<std::string>()};
   });
   m.releases = plugin_rows<Release>(folders, "versions.json", [](const nlohmann::json& row) -> Release {
-    return {row.at("version").get<std::string>(), row.at("build").get<std::string>(), row.value("refused", "")};
+    return {row.at("version").get<std::string>(), row.at("build").get<std::string>(),
+            row.value("models", std::vector<std::string>()), row.value("refused", "")};
   });
 }
 

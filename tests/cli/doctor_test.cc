@@ -323,7 +323,9 @@ TEST(Doctor, AnEnvironment) {
 TEST(Doctor, ThePluginServesItsOwnReleases) {
   const Model model = model_of(config_of("glm-5"));
   Machine machine;
-  machine.releases = {{"0.26.0", "cuda", ""}, {"0.32.0", "cpu", ""}, {"0.33.0", "cuda", "its models are closed"}};
+  machine.releases = {{"0.26.0", "cuda", {"glm_moe_dsa"}, ""},
+                      {"0.32.0", "cpu", {"glm_moe_dsa"}, ""},
+                      {"0.33.0", "cuda", {}, "its models are closed"}};
   struct Case {
     const char *gpu, *package, *version, *blocker;
   };
@@ -340,6 +342,9 @@ TEST(Doctor, ThePluginServesItsOwnReleases) {
     EXPECT_EQ(r.by, c.blocker ? "" : "sievemla");
     EXPECT_TRUE(!c.blocker || finds(r, Level::blocker, c.blocker));
   }
+  machine.packages = {{"sievemla", "0.1.0"}};
+  const Model flash = model_of(config_of("glm-5.3-flash"));
+  EXPECT_TRUE(finds(examine(on("sm_80", "vllm"), machine, flash, all_stages()), Level::blocker, "no glm5_next model"));
   machine.packages = {{"sievemla", "0.1.0"}, {"sglang", "0.5.23"}};
   EXPECT_TRUE(finds(examine(on("sm_80", "sglang"), machine, model, all_stages()), Level::blocker, "no plugin for"));
 }

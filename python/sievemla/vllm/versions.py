@@ -19,6 +19,7 @@ class Contract:
 
     version: str
     build: str  # "cuda" or "cpu"
+    models: list[str]  # model types whose layers are served there; `sievemla doctor` tells
     # The scale rule of that vLLM's own writer of fp8_ds_mla rows.
     latent_scale: Literal["engine", "power_of_two"] = "engine"
 
