@@ -324,7 +324,7 @@ void check_model(const Model& m, Plan& plan, const Target& target, std::vector<F
                                                  m.weights)});
 }
 
-// Whether the plugin is written for the vLLM that is installed, as the plugin itself decides it, and for the model there.
+// Whether the plugin is written for the vLLM that is installed, as it decides that itself, and for the model there.
 void check_release(const Machine& machine, const Package* engine, const std::string& version, const Model* model,
                    std::vector<Finding>& findings) {
   const auto block = [&](std::string text) { findings.push_back({Level::blocker, std::move(text), Stops::ours}); };
