@@ -5,10 +5,11 @@
 
     python3 tests/docs/commands.py --program build/cpu/bin/sievemla [--list]
 
-A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who runs
-it, or why nobody here can ("needs a GPU"), is not: of its commands, as of those within sentences and tables, the options
-of `sievemla` are checked, and that the files they name are there. Where the title says .ci/run, each `./dev` command has
-to be a step there. A block that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything failed.
+A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who
+runs it, or why nobody here can ("needs a GPU"), is not: of its commands, as of those within sentences and tables, the
+options of `sievemla` are checked, and that the files they name are there. Where the title says .ci/run, each `./dev`
+command has to be a step there. A block that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything
+failed.
 """
 import argparse
 import os
