@@ -274,8 +274,9 @@ def page(title, ours, peers, verify):
     key = '<div class="key"><span><i style="background:var(--ours)"></i>ours</span>'
     if both:
         key += '<span><i style="border:2px solid var(--peer)"></i>the fastest peer</span>'
-    source = f"{roofs.get('basis', '')} {roofs['source']}"
-    key += f"<span>lines: {html.escape(source)}. Hover for the case.</span></div>"
+    source = f"{roofs['basis']}: {roofs['source']}" if "basis" in roofs else roofs["source"]
+    key += (f"<span>lines: {html.escape(source)}. Bytes count at every read, so what L2 serves again (prefill, .warm, "
+            ".graph) may stand above a line of memory. Hover for the case.</span></div>")
     body = [f"<h1>{html.escape(title)}</h1>", facts(about)]
     if both:
         body += ["<h2>Speedup over the fastest peer</h2>", summary(both)]

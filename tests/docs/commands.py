@@ -5,10 +5,11 @@
 
     python3 tests/docs/commands.py --program build/cpu/bin/sievemla [--list]
 
-A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who runs
-it, or why nobody here can ("needs a GPU"), is not. Where that is .ci/run, each `./dev` command has to be a step there.
-Of commands within sentences and tables the options are checked. A block that holds a command and is not fenced as `sh`
-is a defect. Exit 1 if anything failed.
+A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who
+runs it, or why nobody here can ("needs a GPU"), is not: of its commands, as of those within sentences and tables, the
+options of `sievemla` are checked, and that the files they name are there. Where the title says .ci/run, each `./dev`
+command has to be a step there. A block that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything
+failed.
 """
 import argparse
 import os
@@ -20,11 +21,12 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = r"(sievemla|\./dev|cmake|cpack|pip|python3|docker|build/\S+|bench/\S+)"
+PROGRAMS = r"(sievemla|\./dev|cmake|cpack|pip|python3|docker|vllm|build/\S+|bench/\S+)"
 COMMAND = re.compile(rf"^\s*(\(cd \S+ && )?(\S+=\S+ )*{PROGRAMS}\s")
 FENCE = re.compile(r"^```\s*(\w*)\s*(?:title=\"([^\"]*)\")?\s*$")
 STEPS = set(re.findall(r"^step (\w+)", (ROOT / ".ci/run").read_text(), re.M))
 SENTENCE = re.compile(r"`(sievemla [a-z][^`]*)`")
+OURS = re.compile(r"(?:bench|docker|tests|examples|tools)/[\w./-]+")  # files of the repository within a command
 
 
 def blocks(path):
@@ -48,6 +50,17 @@ def options_of(program):
         return subprocess.run([program, *arguments, "--help"], capture_output=True, text=True, check=True).stdout
     commands = re.findall(r"^  (\w+) +[A-Z]", words().split("Subcommands:")[1].split("exit status")[0], re.M)
     return {command: set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", words(command))) for command in commands}
+
+
+def wrong_words(text, known):
+    """What a command that is not run says of `sievemla` and of files here that is not so."""
+    words = text.split("#")[0].split()
+    wrong = [name for name in OURS.findall(" ".join(words)) if not (ROOT / name).exists()]
+    if words[0].endswith("sievemla") and len(words) > 1:
+        command, *rest = words[1:]
+        unknown = [w for w in rest if w.startswith("--") and w.split("=")[0] not in known.get(command, set())]
+        wrong += unknown if command in known else [command]
+    return wrong
 
 
 def main():
@@ -74,6 +87,8 @@ def main():
                                  if command.split()[1] not in STEPS]
                 if language != "sh" or title:
                     left += [f"{name}: {command}  ({title})" for command in commands]
+                    failures += [f"{name}:{number}: {command}: {wrong} is not there"
+                                 for command in commands for wrong in wrong_words(command, known)]
                     continue
                 for line in filter(str.strip, lines):
                     print(f"{name}: {line}", flush=True)
@@ -86,10 +101,7 @@ def main():
                     if got.returncode not in ({0, 1} if line.startswith("sievemla doctor") else {0}):
                         failures.append(f"{name}:{number}: {line}: {got.returncode}: {got.stderr.strip()[-500:]}")
             for text in SENTENCE.findall(page.read_text()):
-                command, *words = text.split()[1:]
-                unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in known.get(command, set())]
-                if command not in known or unknown:
-                    failures.append(f"{name}: `{text}`: {' '.join(unknown) or command} is not in its --help")
+                failures += [f"{name}: `{text}`: {wrong} is not there" for wrong in wrong_words(text, known)]
     print(*(f"not run: {command}" for command in left), sep="\n")
     print(*failures, sep="\n", file=sys.stderr)
     print(f"{ran} commands ran, {len(left)} left to others, {len(failures)} failed")
