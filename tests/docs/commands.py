@@ -20,7 +20,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "bench/README.md", "examples/README.md")),
+         *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = r"(sievemla|\./dev|cmake|cpack|pip|python3|docker|vllm|build/\S+|bench/\S+)"
 COMMAND = re.compile(rf"^\s*(\(cd \S+ && )?(\S+=\S+ )*{PROGRAMS}\s")
 FENCE = re.compile(r"^```\s*(\w*)\s*(?:title=\"([^\"]*)\")?\s*$")
