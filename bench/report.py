@@ -221,8 +221,8 @@ def summary(both):
         mood = "good" if mean >= 1 else "bad"
         rows.append(f'<tr><td>{stage}</td><td>{len(speedups)}</td><td class="{mood}">{mean:.2f} ×</td>'
                     f"<td>{min(speedups):.2f} ×</td><td>{max(speedups):.2f} ×</td></tr>")
-    return ("<table><tr><th>stage</th><th>cases</th><th>geometric mean</th><th>worst</th><th>best</th></tr>"
-            f"{''.join(rows)}</table>")
+    return ('<div class="scroll"><table><tr><th>stage</th><th>cases</th><th>geometric mean</th><th>worst</th>'
+            f"<th>best</th></tr>{''.join(rows)}</table></div>")
 
 
 def table(rows):

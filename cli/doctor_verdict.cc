@@ -138,15 +138,15 @@ std::int64_t cache_bytes(const Geometry& g, const FormatVerdict& f, std::int64_t
 
 bool fits_rope(const KvFormatInfo& format, int rope) { return format.rope < 0 || format.rope == rope; }
 
-// The row type that the checkpoint's KV dtype stands for, or that the backend starts from.
-KvFormat format_for(const std::string& kv_dtype, int rope, BackendKind backend) {
+// The row type that the checkpoint's KV dtype stands for, or that `sievemla run` or an engine starts from.
+KvFormat format_for(const std::string& kv_dtype, int rope, bool f32) {
   if (kv_dtype == "fp8") return rope == 0 ? KvFormat::fp8_nope : KvFormat::fp8_ds_mla;
-  return backend == BackendKind::cpu ? KvFormat::f32 : KvFormat::bf16;
+  return f32 ? KvFormat::f32 : KvFormat::bf16;
 }
 
-void judge(Target& target, const Model& model, const Kernels& kernels) {
+void judge(Target& target, const Model& model, bool engine, const Kernels& kernels) {
   const Geometry& g = model.sizes;
-  const KvFormat wanted = format_for(model.kv_dtype, g.rope, target.backend);
+  const KvFormat wanted = format_for(model.kv_dtype, g.rope, target.backend == BackendKind::cpu && !engine);
   for (const KvFormatInfo& format : kv_formats()) {
     if (!fits_rope(format, g.rope) || (target.backend == BackendKind::cuda && format.format == KvFormat::f32)) continue;
     if (format.format == wanted) target.chosen = target.formats.size();
@@ -440,9 +440,9 @@ std::string command_of(const Question& q, const Report& r) {
   if (p.pp > 1) command += fmt::format(" --pipeline-parallel-size {}", p.pp);
   if (p.nodes > 1) command += fmt::format(" --nnodes {}", p.nodes);
   command += fmt::format(" --block-size 64 --max-model-len {}", context);
-  if (r.by == "sievemla")
-    command += fmt::format(" --attention-backend CUSTOM --kv-cache-dtype {}", cache == "bf16" ? "bfloat16" : cache);
-  return command;
+  if (r.by != "sievemla") return command;
+  command += r.target().backend == BackendKind::cpu ? " --dtype bfloat16" : " --attention-backend CUSTOM";
+  return command + fmt::format(" --kv-cache-dtype {}", cache == "bf16" ? "bfloat16" : cache);
 }
 
 }  // namespace
@@ -486,7 +486,7 @@ Report examine(const Question& q, const Machine& machine, const std::optional<Mo
   const bool refused = model && !model->refused.empty();
   const Model judged = !model || refused ? known_model(geometries().front()) : *model;
   if (!refused) {
-    for (Target& target : r.targets) judge(target, judged, kernels);
+    for (Target& target : r.targets) judge(target, judged, !q.engine.empty(), kernels);
     for (std::size_t i = r.targets.size(); i-- > 0;)
       if (!r.targets[i].format().runs()) r.worst = i;
   }

@@ -341,6 +341,9 @@ TEST(Doctor, ThePluginServesItsOwnReleases) {
     const Report r = examine(on(c.gpu, "vllm"), machine, model, kernels);
     EXPECT_EQ(r.by, c.blocker ? "" : "sievemla");
     EXPECT_TRUE(!c.blocker || finds(r, Level::blocker, c.blocker));
+    const char* flags = std::string(c.gpu) == "cpu" ? "--dtype bfloat16 --kv-cache-dtype bfloat16"
+                                                    : "--attention-backend CUSTOM --kv-cache-dtype bfloat16";
+    EXPECT_EQ(r.command.find(flags) != r.command.npos, !c.blocker) << r.command;
   }
   machine.packages = {{"sievemla", "0.1.0"}};
   const Model flash = model_of(config_of("glm-5.3-flash"));

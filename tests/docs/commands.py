@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""Runs the commands of the documentation.
+"""Runs the commands of the documentation, and looks for the files that it names.
 
     python3 tests/docs/commands.py --program build/cpu/bin/sievemla [--list]
 
 A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who
 runs it, or why nobody here can ("needs a GPU"), is not: of its commands, as of those within sentences and tables, the
-options of `sievemla` are checked, and that the files they name are there. Where the title says .ci/run, each `./dev`
-command has to be a step there. A block that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything
-failed.
+options of `sievemla` are checked. Where the title says .ci/run, each `./dev` command has to be a step there. A block
+that holds a command and is not fenced as `sh` is a defect; so is a file of the repository, or a link, that leads
+nowhere. Exit 1 if anything failed.
 """
 import argparse
 import os
@@ -20,13 +20,17 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "bench/README.md", "examples/README.md")),
+         *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = r"(sievemla|\./dev|cmake|cpack|pip|python3|docker|vllm|build/\S+|bench/\S+)"
 COMMAND = re.compile(rf"^\s*(\(cd \S+ && )?(\S+=\S+ )*{PROGRAMS}\s")
 FENCE = re.compile(r"^```\s*(\w*)\s*(?:title=\"([^\"]*)\")?\s*$")
 STEPS = set(re.findall(r"^step (\w+)", (ROOT / ".ci/run").read_text(), re.M))
 SENTENCE = re.compile(r"`(sievemla [a-z][^`]*)`")
-OURS = re.compile(r"(?:bench|docker|tests|examples|tools)/[\w./-]+")  # files of the repository within a command
+FOLDERS = "|".join(entry.name for entry in ROOT.iterdir() if entry.is_dir() and entry.name[0] != "." and
+                   not entry.name.startswith("build"))
+OURS = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w(?![\w<*])")  # files of the repository
+LINK = re.compile(r"\]\(([^):#]+)")
 
 
 def blocks(path):
@@ -100,7 +104,12 @@ def main():
                     # Doctor's 1 is an answer: it does not run here.
                     if got.returncode not in ({0, 1} if line.startswith("sievemla doctor") else {0}):
                         failures.append(f"{name}:{number}: {line}: {got.returncode}: {got.stderr.strip()[-500:]}")
-            for text in SENTENCE.findall(page.read_text()):
+            text = page.read_text()
+            named = [ROOT / file for code in re.findall(r"`([^`\n]+)`", text) for file in OURS.findall(code)]
+            linked = [page.parent / to for to in LINK.findall(text)]
+            failures += [f"{name}: {path} is not there" for path in named + linked
+                         if not path.exists() and not list(path.parent.glob(path.name + ".*"))]
+            for text in SENTENCE.findall(text):
                 failures += [f"{name}: `{text}`: {wrong} is not there" for wrong in wrong_words(text, known)]
     print(*(f"not run: {command}" for command in left), sep="\n")
     print(*failures, sep="\n", file=sys.stderr)
