@@ -86,7 +86,10 @@ if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know
 endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-find_package(CUDAToolkit 13.0 REQUIRED)
+block(PROPAGATE CUDAToolkit_VERSION)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)  # from 3.25 on, CMake 3.25 speaks of nvToolsExt, which CUDA 13 has no more
+  find_package(CUDAToolkit 13.0 REQUIRED)
+endblock()
 set(SIEVEMLA_WITH_CUDA ON)
 list(JOIN SIEVEMLA_CUDA_CONFIGS " " text)
 message(STATUS "CUDA: ${CUDAToolkit_VERSION}, configs ${text}")
