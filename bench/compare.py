@@ -4,6 +4,7 @@
 """Compares a file of `sievemla bench` with one of the peers, or with another of ours, and checks targets.json.
 
     python3 compare.py OURS.json [OTHER.json] [--targets FILE] [--allow-missing] [--any-device]
+                              [--markdown]
 
 Speedup = the other's time / ours, of medians; that of the least times stands beside it. Both files must come from one
 run on one machine. Targets are judged without OTHER, or where that is the peers' file. Exit 0: every target met; 1: one
@@ -73,6 +74,14 @@ def print_pairs(rows):
     print()
 
 
+def print_markdown(rows):
+    """The table of docs/measurements.md."""
+    print("| case | measured us | fastest peer us | x |\n|---|---|---|---|")
+    for case, mine, other in rows:
+        print(f"| {case} | {mine['us']:.4g} | {other['us']:.4g} {other.get('peer', '')} "
+              f"| {other['us'] / mine['us']:.2f} |")
+
+
 def least(row):
     return row.get("us_min", row["us"])
 
@@ -121,6 +130,7 @@ def main():
     options.add_argument("other", nargs="?")
     options.add_argument("--targets", default=HERE / "targets.json")
     options.add_argument("--allow-missing", action="store_true", help="a target without a number does not fail")
+    options.add_argument("--markdown", action="store_true", help="print the pairs as a table for the docs, no targets")
     options.add_argument("--any-device", action="store_true", help="compare although the devices differ")
     args = options.parse_args()
     try:
@@ -137,6 +147,9 @@ def main():
     except (BadInput, OSError, ValueError, KeyError) as why:
         print(f"compare.py: {why}", file=sys.stderr)
         return 2
+    if args.markdown:
+        print_markdown(pairs(ours["cases"], other["cases"]))
+        return 0
     if args.other:
         print_pairs(pairs(ours["cases"], other["cases"]))
     states = {True: "met", False: "MISSED", None: "-"}

@@ -274,7 +274,8 @@ def page(title, ours, peers, verify):
     key = '<div class="key"><span><i style="background:var(--ours)"></i>ours</span>'
     if both:
         key += '<span><i style="border:2px solid var(--peer)"></i>the fastest peer</span>'
-    key += f"<span>lines: {html.escape(roofs['source'])}. Hover for the case.</span></div>"
+    source = f"{roofs.get('basis', '')} {roofs['source']}"
+    key += f"<span>lines: {html.escape(source)}. Hover for the case.</span></div>"
     body = [f"<h1>{html.escape(title)}</h1>", facts(about)]
     if both:
         body += ["<h2>Speedup over the fastest peer</h2>", summary(both)]

@@ -33,11 +33,11 @@ Value by_name(const string& name, const Value (&all)[n], std::string_view (*name
 }
 
 ScaleRule scale_rule(const string& name, const Where& where) {
-  constexpr ScaleRule kAll[] = {ScaleRule::arbitrary, ScaleRule::power_of_two};
+  constexpr ScaleRule kAll[] = {ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine};
   constexpr auto kName = [](ScaleRule rule) -> std::string_view {
-    return rule == ScaleRule::arbitrary ? "arbitrary" : "power_of_two";
+    return rule == ScaleRule::arbitrary ? "arbitrary" : rule == ScaleRule::engine ? "engine" : "power_of_two";
   };
-  return by_name<ScaleRule>(name, kAll, kName, "a scale rule is 'arbitrary' or 'power_of_two'", where);
+  return by_name<ScaleRule>(name, kAll, kName, "a scale rule is 'arbitrary', 'power_of_two' or 'engine'", where);
 }
 
 Rope rope_of(const string& style, const MaybeTensor& positions, const MaybeTensor& cos_sin, const Where& where) {
@@ -125,7 +125,7 @@ void gather_latent(Tensor pages, string format, Int latent, Int rope, Tensor slo
 
 void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor pages, string format,
                       string rope_style, MaybeTensor positions, MaybeTensor cos_sin, double norm_eps, string scale,
-                      Int handle) {
+                      bool round_bf16, Int handle) {
   const Where where = "write_index_keys: ";
   WriteIndexKeysArgs args;
   args.k = view(k, where + "k");
@@ -136,8 +136,40 @@ void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slo
   args.slots = view(slots, where + "slots");
   args.cache = index_cache(pages, format, where + "cache");
   args.scale = scale_rule(scale, where + "scale");
+  args.round_bf16 = round_bf16;
   const Backend backend = backend_of(handle, args.cache.pages);
   sievemla::write_index_keys(backend, args, stream_of(backend));
+}
+
+void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor slots, Tensor pages, string format,
+                 Int latent_width, Int rope_width, string rope_style, MaybeTensor rope, MaybeTensor positions,
+                 MaybeTensor cos_sin, string scale, MaybeTensor k, MaybeTensor norm_weight, MaybeTensor norm_bias,
+                 MaybeTensor key_slots, MaybeTensor key_pages, string index_format, string key_rope_style,
+                 MaybeTensor key_positions, MaybeTensor key_cos_sin, double norm_eps, string key_scale,
+                 bool key_round_bf16, MaybeTensor indices, Int handle) {
+  const Where where = "write_layer: ";
+  WriteLayerArgs args;
+  args.latent = {view(latent, where + "latent"), view(rope, where + "rope"), view(slots, where + "slots"),
+                 kv_cache(pages, format, latent_width, rope_width, where + "cache"),
+                 scale_rule(scale, where + "scale")};
+  args.latent_weight = view(latent_weight, where + "latent_weight");
+  args.latent_eps = static_cast<float>(latent_eps);
+  args.rope = rope_of(rope_style, positions, cos_sin, where + "rope");
+  if (k.has_value()) {
+    expects(key_pages.has_value(), "keys go with their cache", where + "key_cache", "none");
+    args.keys.k = view(k, where + "k");
+    args.keys.norm_weight = view(norm_weight, where + "norm_weight");
+    args.keys.norm_bias = view(norm_bias, where + "norm_bias");
+    args.keys.norm_eps = static_cast<float>(norm_eps);
+    args.keys.rope = rope_of(key_rope_style, key_positions, key_cos_sin, where + "key_rope");
+    args.keys.slots = view(key_slots, where + "key_slots");
+    args.keys.cache = index_cache(*key_pages, index_format, where + "key_cache");
+    args.keys.scale = scale_rule(key_scale, where + "key_scale");
+    args.keys.round_bf16 = key_round_bf16;
+  }
+  args.indices = view(indices, where + "indices");
+  const Backend backend = backend_of(handle, args.latent.cache.pages);
+  sievemla::write_layer(backend, args, stream_of(backend));
 }
 
 void gather_index_keys(Tensor pages, string format, Tensor slots, Tensor keys, MaybeTensor scales, Int handle) {
@@ -149,7 +181,7 @@ void gather_index_keys(Tensor pages, string format, Tensor slots, Tensor keys, M
 }
 
 void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_style, Tensor out_q, Tensor out_weights,
-                   MaybeTensor positions, MaybeTensor cos_sin, string scale, Int handle) {
+                   MaybeTensor positions, MaybeTensor cos_sin, string scale, bool round_bf16, Int handle) {
   const Where where = "index_queries: ";
   IndexQueryArgs args;
   args.q = view(q, where + "q");
@@ -159,6 +191,7 @@ void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_st
   args.scale = scale_rule(scale, where + "scale");
   args.out_q = view(out_q, where + "out_q");
   args.out_weights = view(out_weights, where + "out_weights");
+  args.round_bf16 = round_bf16;
   const Backend backend = backend_of(handle, args.out_q);
   sievemla::index_queries(backend, args, stream_of(backend));
 }
@@ -255,8 +288,8 @@ void expand_pools(Tensor pools, Tensor lengths, Tensor positions, Int kpool, Int
 void select(Tensor q, Tensor weights, Tensor lengths, Int width, MaybeTensor positions, MaybeTensor slots,
             MaybeTensor pages, string format, MaybeTensor block_table, MaybeTensor row_request, MaybeTensor keys,
             MaybeTensor scales, MaybeTensor starts, MaybeTensor slot_block_table, MaybeTensor slot_row_request,
-            Int page_size, Int rank, Int ranks, Int interleave, Int score_budget_bytes, MaybeTensor workspace,
-            Int handle) {
+            Int page_size, Int rank, Int ranks, Int interleave, MaybeTensor selected_scores, Int shard_rank,
+            Int shard_ranks, Int shard_interleave, Int score_budget_bytes, MaybeTensor workspace, Int handle) {
   const Where where = "select: ";
   SelectArgs args;
   args.score = score_args(q, weights, lengths, pages, format, block_table, row_request, keys, scales, starts, where);
@@ -264,6 +297,8 @@ void select(Tensor q, Tensor weights, Tensor lengths, Int width, MaybeTensor pos
   args.positions = view(positions, where + "positions");
   args.slots = view(slots, where + "slots");
   args.map = slot_map(slot_block_table, slot_row_request, page_size, rank, ranks, interleave, where + "map");
+  args.selected_scores = view(selected_scores, where + "selected_scores");
+  args.shard = shard(shard_rank, shard_ranks, shard_interleave, where + "shard");
   args.score_budget_bytes = score_budget_bytes;
   const Backend backend = backend_of(handle, args.score.q);
   const Int needed = workspace.has_value() ? 0
@@ -275,6 +310,57 @@ void select(Tensor q, Tensor weights, Tensor lengths, Int width, MaybeTensor pos
 
 Int select_workspace_bytes(Int rows, Int heads, Int width, Int k, Int score_budget_bytes, Int handle) {
   return sievemla::select_workspace_bytes(backend_of(handle), {rows, heads, width, k, score_budget_bytes});
+}
+
+// ---- decode context parallel ------------------------------------------------------------------------
+
+void topk_candidates(Tensor scores, Tensor local, Tensor selected_scores, Tensor positions, Int rank, Int ranks,
+                     Int interleave, MaybeTensor starts, Int handle) {
+  const Where where = "topk_candidates: ";
+  const CandidatesArgs args{view(scores, where + "scores"),
+                            view(starts, where + "starts"),
+                            view(local, where + "local"),
+                            shard(rank, ranks, interleave, where + "shard"),
+                            view(selected_scores, where + "selected_scores"),
+                            view(positions, where + "positions")};
+  const Backend backend = backend_of(handle, args.scores);
+  sievemla::topk_candidates(backend, args, stream_of(backend));
+}
+
+void merge_topk(Tensor scores, Tensor positions, MaybeTensor selected, MaybeTensor slots, MaybeTensor counts,
+                MaybeTensor lengths, MaybeTensor block_table, MaybeTensor row_request, Int page_size, Int rank,
+                Int ranks, Int interleave, MaybeTensor workspace, Int handle) {
+  const Where where = "merge_topk: ";
+  const MergeTopkArgs args{view(scores, where + "scores"),
+                           view(positions, where + "positions"),
+                           view(lengths, where + "lengths"),
+                           view(selected, where + "selected"),
+                           view(slots, where + "slots"),
+                           view(counts, where + "counts"),
+                           slot_map(block_table, row_request, page_size, rank, ranks, interleave, where + "map")};
+  const Backend backend = backend_of(handle, args.scores);
+  const Int needed = workspace.has_value()
+                         ? 0
+                         : sievemla::merge_topk_workspace_bytes(
+                               backend, {extent(args.scores, 0), extent(args.scores, 1), extent(args.scores, 2),
+                                         width_of(args.selected, args.slots)});
+  sievemla::merge_topk(backend, args, workspace_of(backend, workspace, needed, where + "workspace"),
+                       stream_of(backend));
+}
+
+Int merge_topk_workspace_bytes(Int ranks, Int rows, Int n, Int k, Int handle) {
+  return sievemla::merge_topk_workspace_bytes(backend_of(handle), {ranks, rows, n, k});
+}
+
+void shard_slots(Tensor positions, Tensor slots, Tensor block_table, Int page_size, MaybeTensor counts,
+                 MaybeTensor row_request, Int rank, Int ranks, Int interleave, Int handle) {
+  const Where where = "shard_slots: ";
+  const ShardSlotsArgs args{
+      view(positions, where + "positions"),
+      slot_map(MaybeTensor(block_table), row_request, page_size, rank, ranks, interleave, where + "map"),
+      view(slots, where + "slots"), view(counts, where + "counts")};
+  const Backend backend = backend_of(handle, args.slots);
+  sievemla::shard_slots(backend, args, stream_of(backend));
 }
 
 // ---- backends, and what this build holds ------------------------------------------------------------
@@ -337,6 +423,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(combine, guarded<combine>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_latent, guarded<write_latent>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_latent, guarded<gather_latent>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_index_keys, guarded<write_index_keys>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_layer, guarded<write_layer>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_index_keys, guarded<gather_index_keys>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(index_queries, guarded<index_queries>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(index_scores, guarded<index_scores>::call);
@@ -347,6 +434,10 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(positions_to_slots, guarded<positions_to_slots>::c
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(expand_pools, guarded<expand_pools>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(select, guarded<select>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(select_workspace_bytes, guarded<select_workspace_bytes>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(topk_candidates, guarded<topk_candidates>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_topk, guarded<merge_topk>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_topk_workspace_bytes, guarded<merge_topk_workspace_bytes>::call);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(shard_slots, guarded<shard_slots>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_open, guarded<backend_open>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_name, guarded<backend_name>::call);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_threads, guarded<backend_threads>::call);

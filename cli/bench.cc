@@ -7,13 +7,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include "cli/bench_jobs.h"
 #include "cli/cuda/gpu.h"
@@ -65,6 +69,8 @@ constexpr const char* kGpuCases[] = {
     "topk.f32.rows{128,256}.len131072.k2048",
     "topk.f32.rows4096.len{8192,32768}.k2048",
     "topk.f32.rows1.len{65536,131072}.k2048.graph",
+    "kv.layer.fp8_ds_mla.n{1,64,4096}",
+    "kv.layer.fp8_ds_mla.n{1,64,4096}.parts",
     "select.prefill.fp8.h32.s4096.kv131072.k2048",
     "chain.fp8.h32.b1.ctx131072.k2048.graph",
     "chain.fp8.h32.b64.ctx65536.k2048",
@@ -227,7 +233,7 @@ struct Options {
   std::vector<std::string> patterns;
   std::string backend = "auto", json;
   std::int64_t threads = 0, ms = 3000;
-  bool list = false;
+  bool list = false, resume = false;
 };
 
 std::vector<std::string> gpu_cases() {
@@ -289,9 +295,22 @@ struct Row {
   Timing timing;
   double peak = 0;  // GFLOP/s of the kernel's tier on the case's threads; 0 = not of arithmetic, or on CUDA
   gpu::Clocks clocks{};
+  double setup_s = 0, check_s = 0, timing_s = 0;  // what the case took of the bench's own time
   bool right() const { return error <= job.bound; }
   // Work over the time of the fastest run, as the peak is that of the fastest.
   double gflops() const { return job.flops / timing.us_min * 1e-3; }
+};
+
+class Watch {
+ public:
+  double lap() {  // seconds since the last
+    const auto now = Clock::now(), before = std::exchange(begin_, now);
+    return std::chrono::duration<double>(now - before).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_ = Clock::now();
 };
 
 // Linux promises more memory than there is, and ends whoever takes it at its word.
@@ -305,17 +324,21 @@ void check_memory(const Case& c) {
 
 Row measure(const Case& c, const Effort& effort) {
   if (c.threads > 0) check_memory(c);
+  Watch watch;
   const Backend backend = c.threads > 0 ? Backend::cpu({c.threads, {}}) : Backend::cuda();
   backend.prepare();
   Row row{c, c.family->make({backend, c.format, c.fields}), 0, {}};
+  row.setup_s = watch.lap();
   row.job.call({});
   row.error = row.job.error();
+  row.check_s = watch.lap();
   if (row.right() && c.threads > 0) {
     if (row.job.isa && row.job.flops > 0) row.peak = peak_gflops(peak_of(*row.job.isa), backend);
     row.timing = median_us([&] { row.job.call({}); }, effort);
   } else if (row.right()) {
     row.timing = gpu::time(backend.device(), row.job.call, c.l2);
     row.clocks = gpu::clocks(backend.device());
+    row.timing_s = watch.lap();
     row.error = std::max(row.error, row.job.error());  // of the last replay too
   }
   row.job.call = nullptr;  // lets go of its memory
@@ -338,16 +361,17 @@ double rounded(double x, int digits) {  // to significant digits: a timing has n
   return x == 0 || !std::isfinite(x) ? x : std::stod(fmt::format("{:.{}g}", x, digits));
 }
 
-// What the cases ran on; of the CPU where any did, and of the GPU.
-void add_machine(const std::vector<Row>& rows, Json& json) {
-  const auto on_cpu = [](const Row& row) { return row.c.threads > 0; };
-  if (std::any_of(rows.begin(), rows.end(), on_cpu)) {
+// What the cases run on; of the CPU where any does, and of the GPU.
+void add_machine(std::span<const Case> cases, Json& json) {
+  const auto on_cpu = [](const Case& c) { return c.threads > 0; };
+  if (std::any_of(cases.begin(), cases.end(), on_cpu)) {
     json["cpu"] = this_machine().cpu;
     json["tier"] = cpu::info(cpu::isa()).name;  // the highest that kernels could be of
     double load = 0;
     if (getloadavg(&load, 1) == 1) json["load"] = load;  // other work spoils the numbers
   }
-  if (std::all_of(rows.begin(), rows.end(), on_cpu)) return;
+  if (std::all_of(cases.begin(), cases.end(), on_cpu)) return;
+  static_cast<void>(Backend::cuda());  // or says why there is none
   const cuda::Machine machine = cuda::machine();
   const cuda::DeviceInfo& device = machine.devices.at(0);
   const auto text = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
@@ -363,40 +387,54 @@ constexpr const char* l2_of(gpu::L2 l2) {
   return l2 == gpu::L2::cold ? "cold" : l2 == gpu::L2::warm ? "warm" : "graph";
 }
 
-Json to_json(const std::vector<Row>& rows) {
-  Json json = envelope("bench");
-  add_machine(rows, json);
-  json["cases"] = Json::array();
-  json["failed"] = Json::array();
-  for (const Row& row : rows) {
-    if (!row.right()) {
-      json["failed"].push_back({{"case", row.c.name}, {"error", error_json(row.error)}, {"bound", row.job.bound}});
-      continue;
-    }
-    Json line = {{"case", row.c.name},
-                 {"variant", row.job.kernels},
-                 {"us", rounded(row.timing.us, 5)},
-                 {"us_min", rounded(row.timing.us_min, 5)},
-                 {"us_p10", rounded(row.timing.us_p10, 5)},
-                 {"us_p90", rounded(row.timing.us_p90, 5)}};
-    if (row.c.threads > 0) line["tier"] = cpu::info(cpu::isa()).name, line["threads"] = row.c.threads;
-    else line["l2"] = l2_of(row.c.l2);
-    if (row.clocks.sm_mhz > 0) line["sm_mhz"] = row.clocks.sm_mhz, line["memory_mhz"] = row.clocks.memory_mhz;
-    line["flops"] = row.job.flops;
-    line["bytes"] = row.job.bytes;
-    if (row.job.flops > 0) line["tflops"] = rounded(row.job.flops / row.timing.us / 1e6, 4);
-    line["tbps"] = rounded(row.job.bytes / row.timing.us / 1e6, 4);
-    if (row.peak > 0) {
-      line["peak"] = peak_of(*row.job.isa).what;
-      line["peak_gflops"] = rounded(row.peak, 4);
-      line["of_peak"] = rounded(row.gflops() / row.peak, 3);
-    }
-    line["error"] = rounded(row.error, 2);
-    line["bound"] = rounded(row.job.bound, 2);
-    line["runs"] = row.timing.runs;
-    json["cases"].push_back(std::move(line));
+Json to_json(const Row& row) {
+  Json line = {{"case", row.c.name},
+               {"variant", row.job.kernels},
+               {"us", rounded(row.timing.us, 5)},
+               {"us_min", rounded(row.timing.us_min, 5)},
+               {"us_p10", rounded(row.timing.us_p10, 5)},
+               {"us_p90", rounded(row.timing.us_p90, 5)}};
+  if (row.c.threads > 0) line["tier"] = cpu::info(cpu::isa()).name, line["threads"] = row.c.threads;
+  else line["l2"] = l2_of(row.c.l2);
+  if (row.clocks.sm_mhz > 0) line["sm_mhz"] = row.clocks.sm_mhz, line["memory_mhz"] = row.clocks.memory_mhz;
+  line["flops"] = row.job.flops;
+  line["bytes"] = row.job.bytes;
+  if (row.job.flops > 0) line["tflops"] = rounded(row.job.flops / row.timing.us / 1e6, 4);
+  line["tbps"] = rounded(row.job.bytes / row.timing.us / 1e6, 4);
+  if (row.peak > 0) {
+    line["peak"] = peak_of(*row.job.isa).what;
+    line["peak_gflops"] = rounded(row.peak, 4);
+    line["of_peak"] = rounded(row.gflops() / row.peak, 3);
   }
-  return json;
+  line["error"] = rounded(row.error, 2);
+  line["bound"] = rounded(row.job.bound, 2);
+  line["runs"] = row.timing.runs;
+  line["spent"] = {
+      {"setup", rounded(row.setup_s, 3)}, {"check", rounded(row.check_s, 3)}, {"timing", rounded(row.timing_s, 3)}};
+  return line;
+}
+
+// `report`: the envelope and the machine, and the cases of a file that this run goes on with.
+Json to_json(Json report, const std::vector<Row>& rows) {
+  report["failed"] = Json::array();
+  for (const Row& row : rows)
+    if (row.right()) report["cases"].push_back(to_json(row));
+    else report["failed"].push_back({{"case", row.c.name}, {"error", error_json(row.error)}, {"bound", row.job.bound}});
+  return report;
+}
+
+// The cases of a file that --resume goes on with; `report` is what this run would write, without its cases.
+Json cases_of(const std::string& path, Json report) {
+  std::ifstream file(path);
+  if (!file || file.peek() == std::ifstream::traits_type::eof()) return Json::array();
+  Json before = Json::parse(file, nullptr, false);
+  Json cases = before.is_object() && before.contains("cases") ? before["cases"] : Json();
+  expects(cases.is_array(), "--resume goes on with a file of sievemla bench --json", "bench: " + path, "another file");
+  for (const char* changing : {"load", "cases", "failed"}) report.erase(changing), before.erase(changing);
+  for (const auto& [key, value] : report.items())
+    expects(before.value(key, Json()) == value, "--resume goes on with a file of this program on this machine",
+            "bench: " + path, "another ", key);
+  return cases;
 }
 
 // The file of --json. Opened before minutes of work, so that a bad path fails now; what was made and got nothing
@@ -448,7 +486,8 @@ void check_json(const std::string& path) {
 
 int run(const Options& options) {
   check_json(options.json);
-  const std::vector<Case> cases = chosen(options);
+  expects(!options.resume || !options.json.empty(), "--resume goes on with the file of --json", "bench", "no --json");
+  std::vector<Case> cases = chosen(options);
   if (options.list) {
     for (const Case& c : cases) print("{}\n", c.name);
     return kGood;
@@ -456,6 +495,11 @@ int run(const Options& options) {
   const double seconds = static_cast<double>(options.ms) * 1e-3;
   const Effort effort{10, 50, std::min(0.1, seconds), seconds};
   JsonFile json(options.json);
+  Json report = envelope("bench");
+  if (!options.json.empty()) add_machine(cases, report);
+  report["cases"] = options.resume ? cases_of(options.json, report) : Json::array();
+  for (const Json& line : report["cases"])
+    std::erase_if(cases, [&](const Case& c) { return line.value("case", "") == c.name; });
 
   std::vector<Row> rows;
   {
@@ -463,7 +507,7 @@ int run(const Options& options) {
     for (const Case& c : cases) {
       progress.step(c.name);
       rows.push_back(measure(c, effort));
-      json.write(text_of(to_json(rows)));  // a run that is stopped leaves what it has
+      json.write(text_of(to_json(report, rows)));  // a run that is stopped leaves what it has
     }
   }
   share_peaks(rows);
@@ -486,7 +530,7 @@ int run(const Options& options) {
     else table.row({row.c.name, "WRONG", "-", "-", "-", "-", "-", error_text(row.error), "0"});
   }
   print(table.text());
-  json.write(text_of(to_json(rows)));
+  json.write(text_of(to_json(report, rows)));
   for (const Row& row : rows)
     if (!row.right())
       throw CheckFailed(
@@ -511,6 +555,7 @@ Action add_bench(CLI::App& app) {
   add_integer(*command, "--threads", options->threads, 0, 4096, "Threads of the CPU's default cases; 0: one, and all");
   add_integer(*command, "--ms", options->ms, 0, 1000000,
               "Milliseconds that a case on the CPU may take, beside its set-up");
+  command->add_flag("--resume", options->resume, "Keep the cases that the file of --json has, and run the others");
   command->add_flag("--list", options->list, "Print the names of the cases and exit");
   std::string kinds = "kinds of cases (<rows>: f32, bf16, fp8_ds_mla)\n";
   for (const Family& family : families()) kinds += "  " + form(family, "[cpu.]", "[.t<n>]") + "\n";

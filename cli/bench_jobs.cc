@@ -9,7 +9,10 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "api/kernel_lists.h"
 #include "base/compare.h"
@@ -58,6 +61,16 @@ constexpr std::int64_t kDrawn = 64;   // rows of queries and scores that differ:
 
 Backend judge_of(const Backend& backend) {
   return backend.kind() == BackendKind::cuda ? Backend::cpu() : Backend::reference();
+}
+
+// What `make` gives, worked out when it is first asked for: a result is judged twice, the judge's stays the same.
+template <class Make>
+auto once(Make make) {
+  using T = decltype(make());
+  return [make = std::move(make), made = std::make_shared<std::optional<T>>()]() -> const T& {
+    if (!*made) *made = make();
+    return **made;
+  };
 }
 
 // A tensor of `rows` rows where the backend reads it, and its first ones on the host.
@@ -128,7 +141,7 @@ Job attend(const Setting& s, Attend a, std::int64_t pairs, std::int64_t lanes) {
   job.flops = 2.0 * as_double(heads * pairs) * (2 * kLatent + kRope);
   job.bytes = as_double(pairs * info(a.there.kv.format).row_bytes(kLatent, kRope));
   job.call = [s, a, workspace](Stream stream) { attention(s.backend, a.there, workspace, stream); };
-  job.error = [s, a, some, heads, lanes] {
+  const auto judged = once([s, a, some, heads, lanes] {
     const Backend judge = judge_of(s.backend);
     AttentionArgs few = a.host;
     few.q = narrow(few.q, 0, some);
@@ -146,7 +159,10 @@ Job attend(const Setting& s, Attend a, std::int64_t pairs, std::int64_t lanes) {
     few.out = tensor(want.data(), {some, heads, kLatent});
     Place room(judge);
     attention(judge, few, room.workspace(attention_workspace_bytes(judge, {some, heads, lanes, kLatent, kRope})));
-    return base::relative_error(floats(s.place->here(narrow(a.there.out, 0, some))), want);
+    return want;
+  });
+  job.error = [s, a, some, judged] {
+    return base::relative_error(floats(s.place->here(narrow(a.there.out, 0, some))), judged());
   };
   const auto& kernel = note(job, stage::attention::attention_kernels(), s.backend, a.there);
   job.bound = 0x1p-8 + tolerance(s.backend, kernel);  // the output is rounded to bf16, the judge's here is not
@@ -247,17 +263,27 @@ std::vector<float> judged_scores(const Setting& s, const Scoring& c) {
   return logits;
 }
 
+// Of those rows' scores, the columns that they see: the others are left as they are.
+std::vector<float> seen_scores(const Scoring& c, const std::vector<float>& scores) {
+  std::vector<float> seen;
+  for (std::int64_t t = 0; t < c.some; ++t)
+    seen.insert(seen.end(), scores.begin() + t * c.width,
+                scores.begin() + t * c.width + base::load_int(c.host.lengths, t));
+  return seen;
+}
+
 double score_flops(const Setting& s, const Scoring& c) { return 2.0 * kIndexDim * as_double(s["h"] * c.pairs); }
 
 Job score_job(const Setting& s, Scoring c, double bytes_a_pair) {
   c.there.logits = s.place->poisoned(DType::f32, {c.rows, c.width});
+  c.there.fill = false;  // selection reads none of it, and the peers write none
   const Workspace workspace = s.place->workspace(index_scores_workspace_bytes(s.backend, {c.rows, s["h"], c.width}));
   Job job;
   job.flops = score_flops(s, c);
   job.bytes = bytes_a_pair * as_double(c.pairs);
   job.call = [s, c, workspace](Stream stream) { index_scores(s.backend, c.there, workspace, stream); };
-  job.error = [s, c] {
-    return base::relative_error(floats(s.place->here(narrow(c.there.logits, 0, c.some))), judged_scores(s, c));
+  job.error = [s, c, judged = once([s, c] { return seen_scores(c, judged_scores(s, c)); })] {
+    return base::relative_error(seen_scores(c, floats(s.place->here(narrow(c.there.logits, 0, c.some)))), judged());
   };
   job.bound = tolerance(s.backend, note(job, stage::indexer::index_scores_kernels(), s.backend, c.there));
   return job;
@@ -280,19 +306,18 @@ Job index_even(const Setting& s) {
 
 // ---- top-k, and stages together ---------------------------------------------------------------------
 
-// Infinity unless the ids are those that the reference selects from the very scores.
-double ids_error(const TensorView& got, const TensorView& scores, const TensorView& lengths) {
+// The ids that the reference selects from the very scores.
+std::vector<std::int32_t> judged_ids(const TensorView& scores, const TensorView& lengths, std::int64_t k) {
   const Backend reference = Backend::reference();
-  const std::int64_t rows = got.dim(0), k = got.dim(1);
-  std::vector<std::int32_t> want(static_cast<std::size_t>(rows * k));
+  const std::int64_t rows = scores.dim(0);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(rows * k));
   TopkArgs args;
   args.scores = scores;
   args.lengths = lengths;
-  args.positions = tensor(want.data(), {rows, k});
+  args.positions = tensor(ids.data(), {rows, k});
   Place room(reference);
   topk(reference, args, room.workspace(topk_workspace_bytes(reference, {rows, scores.dim(1), k})));
-  return std::equal(want.begin(), want.end(), base::at<std::int32_t>(got, 0)) ? 0
-                                                                              : std::numeric_limits<double>::infinity();
+  return ids;
 }
 
 // How far below the k-th best of the judge's scores a selected one lies, over the largest score: scores that are equal
@@ -332,8 +357,11 @@ Job topk_rows(const Setting& s) {
   job.bytes = 4.0 * as_double(rows * width);
   job.call = [s, args, workspace](Stream stream) { topk(s.backend, args, workspace, stream); };
   note(job, stage::topk::topk_kernels(), s.backend, args);
-  job.error = [s, args, scores, seen, some] {
-    return ids_error(s.place->here(narrow(args.positions, 0, some)), scores.host, narrow(seen, 0, some));
+  const auto judged = once([scores, seen, some, k] { return judged_ids(scores.host, narrow(seen, 0, some), k); });
+  job.error = [s, args, some, judged] {
+    const TensorView got = s.place->here(narrow(args.positions, 0, some));
+    const bool same = std::equal(judged().begin(), judged().end(), base::at<std::int32_t>(got, 0));
+    return same ? 0 : std::numeric_limits<double>::infinity();
   };
   return job;
 }
@@ -352,8 +380,8 @@ Job select_job(const Setting& s, const Scoring& c, std::int64_t k, double bytes_
   job.flops = score_flops(s, c);
   job.bytes = bytes_a_pair * as_double(c.pairs);
   job.call = [s, args, workspace](Stream stream) { select(s.backend, args, workspace, stream); };
-  job.error = [s, args, c] {
-    return selection_error(s.place->here(narrow(args.positions, 0, c.some)), judged_scores(s, c), c.host.lengths);
+  job.error = [s, args, c, judged = once([s, c] { return judged_scores(s, c); })] {
+    return selection_error(s.place->here(narrow(args.positions, 0, c.some)), judged(), c.host.lengths);
   };
   const TensorView scores = tensor(static_cast<const float*>(nullptr), {c.rows, c.width});
   const TopkArgs selection{scores, {}, c.there.lengths, args.positions, args.slots, args.map};
@@ -453,6 +481,53 @@ Job kv_gather(const Setting& s) {
   return job;
 }
 
+// All that a layer writes for new tokens: by one call, or by the two writers of its caches alone.
+Job layer_write(const Setting& s, bool one_call) {
+  constexpr std::int64_t kPositions = 4096, kTopk = 2048;
+  const std::int64_t n = s["n"];
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
+  for (std::int64_t& p : positions) p = s.inputs->below(kPositions);
+  WriteLayerArgs args;
+  args.latent.latent = s.inputs->normal(DType::bf16, {n, kLatent}, 1.f / 3);
+  args.latent.cache = row_cache(s, {});
+  if (args.latent.cache.rope > 0) args.latent.rope = s.inputs->normal(DType::bf16, {n, kRope}, 1.f / 3);
+  args.latent.slots = row_slots(s);
+  args.latent_weight = s.inputs->normal(DType::bf16, {kLatent}, 1.f), args.latent_eps = 1e-6f;
+  args.keys.k = s.inputs->normal(DType::bf16, {n, kIndexDim}, 1.f);
+  args.keys.norm_weight = s.inputs->normal(DType::f32, {kIndexDim}, 1.f);
+  args.keys.norm_bias = s.inputs->normal(DType::f32, {kIndexDim}, 1.f);
+  args.keys.rope = {RopeStyle::interleaved, s.inputs->ints(positions, {n}),
+                    s.inputs->normal(DType::f32, {kPositions, kIndexRope}, 0.7f)};
+  if (args.latent.cache.rope > 0) args.rope = args.keys.rope;
+  else args.rope.style = RopeStyle::none;
+  args.keys.slots = args.latent.slots;
+  args.keys.cache = s.inputs->index_cache(IndexFormat::fp8, kBenchSlots / kPage, kPage, {});
+  args.indices = s.inputs->poisoned(DType::i32, {n, kTopk});
+  Job job;
+  job.bytes = row_bytes(s, args.latent.cache) + as_double(n * (2 * kIndexDim + kIndexKeyBytes));
+  if (one_call) job.bytes += as_double(n * kTopk) * sizeof(std::int32_t);
+  const auto run = [one_call](const Backend& backend, const WriteLayerArgs& a, Stream stream) {
+    if (one_call) return write_layer(backend, a, stream);
+    write_latent(backend, a.latent, stream), write_index_keys(backend, a.keys, stream);
+  };
+  job.call = [s, run, there = s.place->put_all(args)](Stream stream) { run(s.backend, there, stream); };
+  job.error = [s, run, args, want = row_cache(s, {}),
+               keys = s.inputs->index_cache(IndexFormat::fp8, kBenchSlots / kPage, kPage, {})] {
+    s.place->take_back(args.latent.cache.pages), s.place->take_back(args.keys.cache.pages);
+    WriteLayerArgs again = args;
+    again.latent.cache = want, again.keys.cache = keys;
+    run(Backend::reference(), again, {});
+    return bits_error(args.latent.cache.pages, want.pages) + bits_error(args.keys.cache.pages, keys.pages);
+  };
+  if (one_call) note(job, stage::indexer::write_layer_kernels(), s.backend, args);
+  else
+    note(job, kv::write_latent_kernels(), s.backend, args.latent),
+        note(job, stage::indexer::write_index_keys_kernels(), s.backend, args.keys);
+  return job;
+}
+Job layer_in_one(const Setting& s) { return layer_write(s, true); }
+Job layer_in_parts(const Setting& s) { return layer_write(s, false); }
+
 // ---- the list ----------------------------------------------------------------------------------------
 
 const Family kFamilies[] = {
@@ -469,6 +544,8 @@ const Family kFamilies[] = {
     {"step", "fp8", {"h", "H", "b", "ctx", "k"}, step},
     {"kv.write", "", {"n"}, kv_write},
     {"kv.gather", "", {"n"}, kv_gather},
+    {"kv.layer", "", {"n"}, layer_in_one},
+    {"kv.layer", "", {"n", "=parts"}, layer_in_parts},
 };
 
 }  // namespace

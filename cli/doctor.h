@@ -139,10 +139,10 @@ struct Measured {
 };
 const std::vector<Measured>& measured_attention();
 
-// What a device was measured to reach at most (bench/ceilings.json); read once.
+// What a device reaches at most (bench/ceilings.json); read once.
 struct Ceiling {
   int capability;
-  std::string device;
+  std::string device, basis, source;  // basis: "measured", or "published" by its vendor
   double tbps, bf16_tflops, e4m3_tflops;
 };
 const std::vector<Ceiling>& ceilings();

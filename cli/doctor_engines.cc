@@ -127,10 +127,17 @@ const std::vector<Ceiling>& ceilings() {
   static const std::vector<Ceiling> all = [] {
     std::vector<Ceiling> found;
     const Json json = Json::parse(kCeilingsJson);
-    for (const auto& [device, row] : json.at("devices").items())
-      found.push_back({row.at("capability").get<int>(), device, row.at("tbps").at("copy").get<double>(),
-                       row.at("tflops").at("mma.sync bf16").get<double>(),
-                       row.at("tflops").at("mma.sync e4m3").get<double>()});
+    for (const auto& [device, row] : json.at("devices").items()) {
+      const auto rate = [&rates = row.at("tflops")](std::string_view type) {  // of the label that ends with it
+        for (const auto& [label, tflops] : rates.items())
+          if (std::string_view(label).ends_with(type)) return tflops.get<double>();
+        return 0.;
+      };
+      const double bf16 = rate("bf16"), e4m3 = rate("e4m3");
+      found.push_back({row.at("capability").get<int>(), device, row.at("basis").get<std::string>(),
+                       row.at("source").get<std::string>(), row.at("tbps").front().get<double>(), bf16,
+                       e4m3 > 0 ? e4m3 : bf16});
+    }
     return found;
   }();
   return all;

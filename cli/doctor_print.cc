@@ -57,8 +57,9 @@ std::string stages_text(const Target& t) {
     const Floor& floor = t.floors[i];
     const bool first = i == 0 || t.floors[i - 1].batch != floor.batch;
     if (first)
-      text += fmt::format("  at the ceilings of an {} ({} TB/s, {} TFLOP/s), a layer at batch {}, {} tokens each:",
-                          floor.on->device, floor.on->tbps, floor.on->bf16_tflops, floor.batch, floor.context);
+      text += fmt::format("  at the {} ceilings of {} ({} TB/s, {} TFLOP/s in bf16), a layer at batch {}, {} tokens:",
+                          floor.on->basis == "measured" ? "measured" : "published, not measured", floor.on->device,
+                          floor.on->tbps, floor.on->bf16_tflops, floor.batch, floor.context);
     text += fmt::format("{} {} {}", first ? "" : ",", floor.stage, time_text(floor.us));
     if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += '\n';
   }
@@ -182,8 +183,13 @@ Json target_json(const Target& t) {
                                 {"us", time->us}});
   json["floors"] = Json::array();
   for (const Floor& f : t.floors)
-    json["floors"].push_back(
-        {{"stage", f.stage}, {"device", f.on->device}, {"batch", f.batch}, {"context", f.context}, {"us", f.us}});
+    json["floors"].push_back({{"stage", f.stage},
+                              {"device", f.on->device},
+                              {"basis", f.on->basis},
+                              {"source", f.on->source},
+                              {"batch", f.batch},
+                              {"context", f.context},
+                              {"us", f.us}});
   return json;
 }
 

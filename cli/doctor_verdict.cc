@@ -351,26 +351,31 @@ void check_driver(const Question& q, const Machine& machine, std::vector<Finding
 
 // ---- what it takes at the ceilings ------------------------------------------------------------------
 
-// A decode step of one layer with an indexer of its own, on the device that the GPU is, or that its architecture was
-// measured on.
+// The device that the GPU is, or where it is only an architecture, the first of that.
+const Ceiling* ceiling_of(const Gpu& gpu) {
+  for (const Ceiling& c : ceilings())
+    if (c.capability == gpu.capability && (gpu.name.empty() || gpu.name == c.device)) return &c;
+  return nullptr;
+}
+
+// A decode step of one layer with an indexer of its own.
 std::vector<Floor> floors_of(const Target& target, const Geometry& g, const Plan& plan, std::int64_t longest) {
   std::vector<Floor> floors;
+  const Ceiling* on = ceiling_of(target.gpu);
+  if (!on) return floors;
   const FormatVerdict& format = target.format();
-  for (const Ceiling& on : ceilings()) {
-    if (on.capability != target.gpu.capability || (!target.gpu.name.empty() && target.gpu.name != on.device)) continue;
-    for (const std::int64_t batch : {1, 64}) {
-      const std::int64_t context = std::min<std::int64_t>(longest, 65536), keys = batch * context / g.index_kpool;
-      const std::int64_t rows = batch * std::min<std::int64_t>(g.index_topk, context);
-      const auto add = [&](std::string_view stage, std::int64_t bytes, std::int64_t flops, double tflops) {
-        floors.push_back({&on, stage, batch, context,
-                          std::max(static_cast<double>(bytes) / on.tbps, static_cast<double>(flops) / tflops) * 1e-6});
-      };
-      const std::int64_t pair_flops = std::int64_t{2} * g.index_heads * kIndexDim;
-      add("indexer", keys * index_key_bytes(format.index), keys * pair_flops, on.e4m3_tflops);
-      add("topk", keys * std::int64_t{sizeof(float)}, 0, on.bf16_tflops);
-      add("attention", rows * info(format.cache).row_bytes(g.latent, g.rope),
-          2 * rows * plan.heads_per_rank * (2 * g.latent + g.rope), on.bf16_tflops);
-    }
+  for (const std::int64_t batch : {1, 64}) {
+    const std::int64_t context = std::min<std::int64_t>(longest, 65536), keys = batch * context / g.index_kpool;
+    const std::int64_t rows = batch * std::min<std::int64_t>(g.index_topk, context);
+    const auto add = [&](std::string_view stage, std::int64_t bytes, std::int64_t flops, double tflops) {
+      floors.push_back({on, stage, batch, context,
+                        std::max(static_cast<double>(bytes) / on->tbps, static_cast<double>(flops) / tflops) * 1e-6});
+    };
+    const std::int64_t pair_flops = std::int64_t{2} * g.index_heads * kIndexDim;
+    add("indexer", keys * index_key_bytes(format.index), keys * pair_flops, on->e4m3_tflops);
+    add("topk", keys * std::int64_t{sizeof(float)}, 0, on->bf16_tflops);
+    add("attention", rows * info(format.cache).row_bytes(g.latent, g.rope),
+        2 * rows * plan.heads_per_rank * (2 * g.latent + g.rope), on->bf16_tflops);
   }
   return floors;
 }

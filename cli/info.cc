@@ -57,7 +57,9 @@ std::string version_text(int version) {
 // What CUDA finds here, line by line: versions, and each device with the image that runs on it.
 std::string devices_text() {
   const cuda::Machine gpus = cuda::machine();
-  if (!gpus.built_with_cuda) return "devices    no CUDA in this build\n";
+  if (!gpus.built_with_cuda)
+    return "devices    a CPU build: no CUDA in it. With a CUDA 13 toolkit, cmake -DSIEVEMLA_CUDA=ON\n"
+           "           (pip install . -C cmake.define.SIEVEMLA_CUDA=ON) builds it in, GPU or not\n";
   std::string text = fmt::format("devices    CUDA runtime {}, driver {}{}\n", version_text(gpus.runtime_version),
                                  gpus.driver_version == 0 ? "none" : version_text(gpus.driver_version),
                                  gpus.problem.empty() ? "" : ": " + gpus.problem);

@@ -4,36 +4,22 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <utility>
 
 #include "cli/cuda/gpu.h"
 #include "cli/inputs.h"
 
 namespace sievemla::cli {
-namespace {
 
-// From the first to past the last byte that a view may reach.
-std::int64_t span_bytes(const TensorView& view) {
-  if (view.elements() == 0) return 0;
-  std::int64_t last = 0;
-  for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
-  return (last + 1) * size_of(view.dtype);
+using api::span_bytes;
+
+// Behind a kernel that hangs nothing is freed: that would wait for it.
+Place::~Place() {
+  if (copied_ && gpu::hangs()) static_cast<void>(new std::vector<cuda::Memory>(std::move(memory_)));
 }
-
-}  // namespace
-
-void Place::Free::operator()(void* memory) const {
-  if (on_device) gpu::release(memory);
-  else ::operator delete(memory, std::align_val_t{kWorkspaceAlign});
-}
-
-Place::~Place() = default;
 
 void* Place::allocate(std::int64_t bytes) {
-  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
-  void* memory =
-      copied_ ? gpu::allocate(backend_.device(), bytes) : ::operator new(size, std::align_val_t{kWorkspaceAlign});
-  memory_.emplace_back(memory, Free{copied_});
+  void* memory = memory_.emplace_back(cuda::Memory::on(backend_.device(), bytes)).data();
   if (copied_) gpu::fill(memory, kPoison, bytes);
   else std::memset(memory, static_cast<int>(kPoison), static_cast<std::size_t>(bytes));
   return memory;

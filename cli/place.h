@@ -4,10 +4,10 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "api/tensors.h"
+#include "cuda/memory.h"
 #include "sievemla/backend.h"
 
 namespace sievemla::cli {
@@ -41,17 +41,13 @@ class Place {
  private:
   void* allocate(std::int64_t bytes);
 
-  struct Free {
-    bool on_device;
-    void operator()(void* memory) const;
-  };
   struct Copy {
     void* there;
     std::int64_t bytes;
   };
   Backend backend_;
   bool copied_;
-  std::vector<std::unique_ptr<void, Free>> memory_;
+  std::vector<cuda::Memory> memory_;
   std::map<const void*, Copy> copies_;
   std::vector<std::byte> here_;
 };

@@ -23,6 +23,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/place.h"
+#include "kv/formats.h"
 #include "kv/index_page.h"
 
 namespace sievemla::cli {
@@ -162,7 +163,7 @@ void draw(Inputs& in, std::uint64_t seed, Latent& c) {
   std::vector<std::int64_t> slots = in.distinct(tokens, pages * size);
   if (in.chance(50)) slots.back() = -1;
   c.args.slots = in.ints(slots, {tokens}, int_type(in));
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
+  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
   c.outputs = {bits("the cache", c.args.cache.pages)};
   c.text = fmt::format("{}, {} tokens, pages of {}", row.text(), tokens, size);
 }
@@ -209,21 +210,21 @@ void draw(Inputs& in, std::uint64_t seed, GatherKeys& c) {
 
 // ---- stage 1 ----------------------------------------------------------------------------------------
 
-using Keys = Case<WriteIndexKeysArgs, base::NoBounds>;
-void draw(Inputs& in, std::uint64_t seed, Keys& c) {
+// Returns what the keys are compared by.
+Output draw_keys(Inputs& in, std::uint64_t seed, std::int64_t tokens, std::int64_t size, WriteIndexKeysArgs& args) {
   const IndexFormat format = index_format(seed);
-  const std::int64_t tokens = in.one_of<std::int64_t>({1, 7, 64}), size = page_size(in), pages = 200 / size + 1;
-  c.args.k = in.normal(float_type(in), {tokens, kIndexDim}, 1.f);
-  c.args.norm_weight = in.normal(float_type(in), {kIndexDim}, 1.f);
-  c.args.norm_bias = in.normal(float_type(in), {kIndexDim}, 0.2f);
-  c.args.rope = rope(in, tokens);
+  const std::int64_t pages = 200 / size + 1;
+  args.k = in.normal(float_type(in), {tokens, kIndexDim}, 1.f);
+  args.norm_weight = in.normal(float_type(in), {kIndexDim}, 1.f);
+  args.norm_bias = in.normal(float_type(in), {kIndexDim}, 0.2f);
+  args.rope = rope(in, tokens);
   const std::vector<std::int64_t> slots = in.distinct(tokens, pages * size);
-  c.args.slots = in.ints(slots, {tokens}, int_type(in));
-  c.args.cache = in.index_cache(format, pages, size, {});
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
-  Output keys = real("the keys", c.args.cache.pages);
+  args.slots = in.ints(slots, {tokens}, int_type(in));
+  args.cache = in.index_cache(format, pages, size, {});
+  args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
+  Output keys = real("the keys", args.cache.pages);
   if (format == IndexFormat::fp8) keys.extra = kE4m3Step;
-  keys.read = [cache = c.args.cache, slots] {
+  keys.read = [cache = args.cache, slots] {
     std::vector<float> all(slots.size() * kIndexDim);
     for (std::size_t i = 0; i < slots.size(); ++i) {
       float* key = all.data() + i * kIndexDim;
@@ -232,9 +233,35 @@ void draw(Inputs& in, std::uint64_t seed, Keys& c) {
     }
     return all;
   };
-  c.outputs = {keys};
-  c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(format), tokens, size,
+  return keys;
+}
+
+using Keys = Case<WriteIndexKeysArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, Keys& c) {
+  const std::int64_t tokens = in.one_of<std::int64_t>({1, 7, 64}), size = page_size(in);
+  c.outputs = {draw_keys(in, seed, tokens, size, c.args)};
+  c.text = fmt::format("{} keys, {} tokens, pages of {}, rope {}", name_of(c.args.cache.format), tokens, size,
                        name_of(c.args.rope.style));
+}
+
+using Layer = Case<WriteLayerArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, Layer& c) {
+  Latent latent;
+  draw(in, seed, latent);
+  c.args.latent = latent.args;
+  const KvCache& cache = latent.args.cache;
+  const std::int64_t tokens = latent.args.slots.dim(0);
+  c.args.latent_weight = in.normal(float_type(in), {cache.latent}, 1.f);
+  c.args.latent_eps = 1e-6f;
+  if (cache.rope == kIndexRope) c.args.rope = rope(in, tokens);
+  else c.args.rope.style = RopeStyle::none;
+  c.outputs = latent.outputs;
+  if (in.chance(70)) c.outputs.push_back(draw_keys(in, seed, tokens, 64, c.args.keys));
+  c.args.indices = in.poisoned(DType::i32, {1 + in.below(2 * tokens), 1 + in.below(300)});
+  c.outputs.push_back(bits("the indices", c.args.indices));
+  c.text = fmt::format("{}, rope {}, {}", latent.text, name_of(c.args.rope.style),
+                       c.args.keys.k ? name_of(c.args.keys.cache.format) : "no") +
+           " keys";
 }
 
 using Queries = Case<IndexQueryArgs, base::NoBounds>;
@@ -246,7 +273,7 @@ void draw(Inputs& in, std::uint64_t seed, Queries& c) {
   c.args.weights = in.normal(float_type(in), {tokens, heads}, 1.f);
   c.args.weight_scale = 1.f / std::sqrt(static_cast<float>(heads * kIndexDim));
   c.args.rope = rope(in, tokens);
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
+  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
   c.args.out_q = in.poisoned(type, {tokens, heads, kIndexDim});
   c.args.out_weights = in.poisoned(DType::f32, {tokens, heads});
   // A scale may fall on either side of a power of two; only its product with the codes is settled.
@@ -353,6 +380,64 @@ void draw(Inputs& in, std::uint64_t, ExpandPools& c) {
   c.args.positions = in.poisoned(DType::i32, {rows, n * kpool + kpool - 1 + in.below(3)});
   c.outputs = {bits("positions", c.args.positions)};
   c.text = fmt::format("{} rows of {} pools of {}", rows, n, kpool);
+}
+
+// Decode context parallel: what a rank sends, the selection from all ranks', the slots of one.
+using Candidates = Case<CandidatesArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t, Candidates& c) {
+  const std::int64_t rows = 1 + in.below(5), width = in.one_of<std::int64_t>({1, 100, 4096}), k = 1 + in.below(300);
+  c.args.scores = in.normal(DType::f32, {rows, width}, 1.f);
+  std::vector<std::int64_t> local;
+  for (std::int64_t i = 0; i < rows * k; ++i) local.push_back(in.below(width + 6) - 3);  // before, in and past the row
+  c.args.local = in.ints(local, {rows, k});
+  if (in.chance(50)) c.args.starts = in.ints(std::vector<std::int64_t>(static_cast<std::size_t>(rows), 1), {rows});
+  c.args.shard = {static_cast<int>(in.below(3)), 3, in.one_of({1, 16})};
+  c.args.selected_scores = in.poisoned(DType::f32, {rows, k});
+  c.args.positions = in.poisoned(DType::i32, {rows, k});
+  c.outputs = {bits("selected_scores", c.args.selected_scores), bits("positions", c.args.positions)};
+  c.text = fmt::format("{} rows of {}, k {}", rows, width, k);
+}
+
+using MergeTopk = Case<MergeTopkArgs, MergeTopkBounds>;
+void draw(Inputs& in, std::uint64_t, MergeTopk& c) {
+  const std::int64_t ranks = in.one_of<std::int64_t>({1, 2, 4, 8}), requests = 1 + in.below(3),
+                     rows = requests * (1 + in.below(3)), n = 1 + in.below(300),
+                     k = in.one_of<std::int64_t>({1, 65, 512}), longest = 4 * ranks * n;
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(ranks * rows * n)), lengths;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::vector<std::int64_t> all = in.distinct(ranks * n, longest);
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const auto to = positions.begin() + (rank * rows + row) * n;
+      std::copy_n(all.begin() + rank * n, n, to);
+      std::sort(to, to + n);
+    }
+  }
+  for (std::int64_t i = 0; i < ranks * rows; ++i) lengths.push_back(in.below(n + 1));
+  c.args.positions = in.ints(positions, {ranks, rows, n});
+  c.args.lengths = in.ints(lengths, {ranks, rows});
+  c.args.scores = in.normal(DType::f32, {ranks, rows, n}, 1.f);
+  const bool ties = in.chance(50);
+  for (std::int64_t i = 0; ties && i < ranks * rows * n; ++i) {
+    float& x = *(base::at<float>(c.args.scores, 0) + i);
+    x = std::round(x);
+  }
+  c.args.selected = in.poisoned(DType::i32, {rows, k});
+  c.args.slots = in.poisoned(int_type(in), {rows, k});
+  c.args.counts = in.poisoned(DType::i32, {rows});
+  c.args.map = slot_map(in, requests, rows, longest);
+  c.bounds = {ranks, rows, n, k};
+  c.outputs = {bits("selected", c.args.selected), bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = fmt::format("{} ranks, {} rows of {}, k {}{}", ranks, rows, n, k, ties ? ", ties" : "");
+}
+
+using ShardSlots = Case<ShardSlotsArgs, base::NoBounds>;
+void draw(Inputs& in, std::uint64_t seed, ShardSlots& c) {
+  PositionsToSlots same;
+  draw(in, seed, same);
+  c.args.positions = same.args.positions, c.args.map = same.args.map, c.args.slots = same.args.slots;
+  c.args.counts = in.poisoned(DType::i32, {c.args.positions.dim(0)});
+  c.outputs = {bits("slots", c.args.slots), bits("counts", c.args.counts)};
+  c.text = same.text;
 }
 
 // ---- stage 3 ----------------------------------------------------------------------------------------

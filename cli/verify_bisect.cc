@@ -108,10 +108,7 @@ void choose(const Backend& backend, const Problem& p) {
   poison(p.select.positions);
   poison(p.select.slots);
   Place place(backend);
-  SelectArgs args = p.select;
-  api::each_tensor(args.score, [&](TensorView& view) { view = place.put(view); });
-  api::each_tensor(args.map, [&](TensorView& view) { view = place.put(view); });
-  args.positions = place.put(args.positions), args.slots = place.put(args.slots);
+  const SelectArgs args = place.put_all(p.select);
   const std::int64_t rows = args.score.q.dim(0);
   select(backend, args, place.workspace(select_workspace_bytes(backend, {rows, p.index_heads, args.width, p.k})));
   place.take_back(p.select.positions);

@@ -131,15 +131,6 @@ void batch(Device device, cudaStream_t stream, const std::function<void()>& befo
 
 }  // namespace
 
-void* allocate(Device device, std::int64_t bytes) {
-  check(cudaSetDevice(device.index), "cudaSetDevice");
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1))), "cudaMalloc");
-  return memory;
-}
-void release(void* memory) noexcept {
-  if (!hangs()) cudaFree(memory);
-}
 void copy(void* to, const void* from, std::int64_t bytes) {
   check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "cudaMemcpy");
 }

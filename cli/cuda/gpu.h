@@ -13,8 +13,6 @@
 
 namespace sievemla::cli::gpu {
 
-void* allocate(Device device, std::int64_t bytes);
-void release(void* memory) noexcept;
 void copy(void* to, const void* from, std::int64_t bytes);  // any direction; over when it returns
 void fill(void* memory, std::byte value, std::int64_t bytes);
 // Returns when the device has done all its work. DeviceError if that takes longer than 30 s: a kernel hangs.

@@ -5,6 +5,7 @@
 #include "sievemla/attention.h"
 #include "sievemla/backend.h"
 #include "sievemla/combine.h"
+#include "sievemla/context_parallel.h"
 #include "sievemla/error.h"
 #include "sievemla/geometry.h"
 #include "sievemla/indexer.h"

@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
 KvFormatName = Literal["f32", "bf16", "fp8_ds_mla", "fp8_nope"]
 IndexFormatName = Literal["f32", "bf16", "fp8"]
-ScaleRule = Literal["arbitrary", "power_of_two"]
+ScaleRule = Literal["arbitrary", "power_of_two", "engine"]
 RopeStyle = Literal["half_split", "interleaved", "none"]
 
 SCORE_BUDGET_BYTES = 64 << 20
@@ -34,6 +34,7 @@ _combine = function("combine", writes=(2, 4))
 _write_latent = function("write_latent", writes=(2,))
 _gather_latent = function("gather_latent", writes=(5,))
 _write_index_keys = function("write_index_keys", writes=(4,))
+_write_layer = function("write_layer", writes=(4, 17, 25))
 _gather_index_keys = function("gather_index_keys", writes=(3, 4))
 _index_queries = function("index_queries", writes=(4, 5))
 _index_scores = function("index_scores", writes=(3, 12))
@@ -42,8 +43,12 @@ _topk = function("topk", writes=(2, 3, 11))
 _topk_workspace_bytes = function("topk_workspace_bytes")
 _positions_to_slots = function("positions_to_slots", writes=(1,))
 _expand_pools = function("expand_pools", writes=(2,))
-_select = function("select", writes=(4, 5, 20))
+_select = function("select", writes=(4, 5, 19, 24))
 _select_workspace_bytes = function("select_workspace_bytes")
+_topk_candidates = function("topk_candidates", writes=(2, 3))
+_merge_topk = function("merge_topk", writes=(2, 3, 4, 12))
+_merge_topk_workspace_bytes = function("merge_topk_workspace_bytes")
+_shard_slots = function("shard_slots", writes=(1, 4))
 _backend_open = function("backend_open")
 _backend_name = function("backend_name")
 _backend_threads = function("backend_threads")
@@ -157,7 +162,8 @@ def write_latent(
 
     latent: [tokens, cache.latent] float32 or bfloat16. rope: [tokens, cache.rope], same dtype, rotated.
     slots: [tokens] int32 or int64, distinct; negative: skipped; past the cache: ValueError on the host, else skipped.
-    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that.
+    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that; engine is the first with
+    vLLM's own rounding of the codes.
     """
     _write_latent(
         latent, slots, cache.pages, cache.format, cache.latent, cache.rope, rope, scale, _handle(backend)
@@ -195,16 +201,65 @@ def write_index_keys(
     rope: Rope,
     norm_eps: float = 1e-6,
     scale: ScaleRule = "power_of_two",
+    round_bf16: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """key = rope(LayerNorm(k)), quantised and scattered.
 
     k: [tokens, 128] float32 or bfloat16, the raw projection. norm_weight, norm_bias: [128]. slots: as write_latent.
+    round_bf16: rounds to bfloat16 after the norm and after the rotation, as engines do that run these one by one.
     """
     _write_index_keys(
         k, norm_weight, norm_bias, slots, cache.pages, cache.format, rope.style, rope.positions, rope.cos_sin,
-        norm_eps, scale, _handle(backend)
+        norm_eps, scale, round_bf16, _handle(backend)
     )
+
+
+@dataclass(frozen=True)
+class IndexKeys:
+    """The keys of a layer that has an indexer of its own, as write_index_keys takes them."""
+
+    k: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+    slots: Tensor
+    cache: IndexCache
+    rope: Rope
+    norm_eps: float = 1e-6
+    scale: ScaleRule = "power_of_two"
+    round_bf16: bool = False
+
+
+def write_layer(
+    latent: Tensor,
+    latent_weight: Tensor,
+    slots: Tensor,
+    cache: KvCache,
+    *,
+    latent_eps: float,
+    rope: Rope,
+    rope_values: Tensor | None = None,
+    scale: ScaleRule = "arbitrary",
+    keys: IndexKeys | None = None,
+    indices: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """All that a layer writes for new tokens, in one kernel on CUDA: RMSNorm(latent) and rope(rope_values) as
+    write_latent writes them, `keys` as write_index_keys writes them, and -1 to all of `indices`.
+
+    latent: [tokens, cache.latent] float32 or bfloat16, as projected. latent_weight: [cache.latent].
+    rope_values: [tokens, 64], same dtype, not rotated; absent where cache.rope is 0. indices: [rows, k] int32.
+    """
+    _write_layer(
+        latent, latent_weight, latent_eps, slots, cache.pages, cache.format, cache.latent, cache.rope, rope.style,
+        rope_values, rope.positions, rope.cos_sin, scale, *(
+            (keys.k, keys.norm_weight, keys.norm_bias, keys.slots, keys.cache.pages, keys.cache.format,
+             keys.rope.style, keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale,
+             keys.round_bf16)
+            if keys is not None
+            else (None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False)
+        ), indices, _handle(backend)
+    )  # fmt: skip
 
 
 def gather_index_keys(
@@ -223,16 +278,17 @@ def index_queries(
     weight_scale: float,
     rope: Rope,
     scale: ScaleRule = "power_of_two",
+    round_bf16: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """out_q = rope(q), out_weights = weights * weight_scale (times q's scale where out_q is uint8, e4m3).
 
     q: [tokens, heads, 128] and weights: [tokens, heads], float32 or bfloat16. out_q: float32, bfloat16 or uint8.
-    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5.
+    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5. round_bf16: rounds to bfloat16 after the rotation.
     """
     _index_queries(
         q, weights, weight_scale, rope.style, out_q, out_weights, rope.positions, rope.cos_sin, scale,
-        _handle(backend)
+        round_bf16, _handle(backend)
     )
 
 
@@ -312,6 +368,18 @@ class SlotMap:
 _NO_MAP = (None, None, 0, 0, 1, 1)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Which positions a decode-context-parallel rank holds: p is on rank p // interleave % ranks."""
+
+    rank: int = 0
+    ranks: int = 1
+    interleave: int = 1
+
+    def _parts(self) -> tuple[int, int, int]:
+        return self.rank, self.ranks, self.interleave
+
+
 def topk(
     scores: Tensor,
     lengths: Tensor,
@@ -367,17 +435,20 @@ def select(
     positions: Tensor | None = None,
     slots: Tensor | None = None,
     map: SlotMap | None = None,
+    selected_scores: Tensor | None = None,
+    shard: Shard | None = None,
     score_budget_bytes: int = SCORE_BUDGET_BYTES,
     workspace: Tensor | None = None,
     backend: Backend | None = None,
 ) -> None:
     """index_scores and topk together, by chunks of rows, so that at most `score_budget_bytes` of scores exist.
 
-    width: the longest length. The rest as in index_scores and topk.
+    width: the longest length. The rest as in index_scores and topk. With selected_scores, [rows, k] float32, they and
+    `positions` are what topk_candidates makes of the selection: what the rank `shard`, whose keys these are, sends.
     """
     _select(
         q, weights, lengths, width, positions, slots, *keys._parts(), *(_NO_MAP if map is None else map._parts()),
-        score_budget_bytes, workspace, _handle(backend)
+        selected_scores, *(shard or Shard())._parts(), score_budget_bytes, workspace, _handle(backend)
     )
 
 
@@ -386,6 +457,75 @@ def select_workspace_bytes(
 ) -> int:
     result: int = _select_workspace_bytes(rows, heads, width, k, score_budget_bytes, backend._handle)
     return result
+
+
+# ---- decode context parallel -----------------------------------------------------------------------------------------
+
+
+def topk_candidates(
+    scores: Tensor,
+    local: Tensor,
+    selected_scores: Tensor,
+    positions: Tensor,
+    *,
+    shard: Shard,
+    starts: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """What a rank sends of its selection: the scores, and the positions in the whole sequence.
+
+    scores: [rows, width] float32 and starts: [rows] int32, as topk read them. local: [rows, k] int32, as topk wrote it.
+    selected_scores: [rows, k] float32. positions: [rows, k] int32, may be `local` itself.
+    """
+    _topk_candidates(scores, local, selected_scores, positions, *shard._parts(), starts, _handle(backend))
+
+
+def merge_topk(
+    scores: Tensor,
+    positions: Tensor,
+    *,
+    selected: Tensor | None = None,
+    slots: Tensor | None = None,
+    counts: Tensor | None = None,
+    map: SlotMap | None = None,
+    lengths: Tensor | None = None,
+    workspace: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """All ranks' candidates -> the selection among all positions, by topk's rules: that of a rank with everything.
+
+    scores: [ranks, rows, n] float32. positions: [ranks, rows, n] int32, ascending, then -1. lengths: [ranks, rows]
+    int32, candidates of each, n if not given. selected: [rows, k] int32, ascending, then -1. slots, counts: as
+    shard_slots.
+    """
+    _merge_topk(
+        scores, positions, selected, slots, counts, lengths, *(_NO_MAP if map is None else map._parts()), workspace,
+        _handle(backend)
+    )
+
+
+def merge_topk_workspace_bytes(backend: Backend, *, ranks: int, rows: int, n: int, k: int) -> int:
+    result: int = _merge_topk_workspace_bytes(ranks, rows, n, k, backend._handle)
+    return result
+
+
+def shard_slots(
+    positions: Tensor,
+    map: SlotMap,
+    slots: Tensor,
+    *,
+    counts: Tensor | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """positions_to_slots without gaps: the slots that are on this shard come first, then -1.
+
+    positions: [rows, k] int32. slots: [rows, k] int32 or int64. counts: [rows] int32, slots of each row: attention's
+    topk_length.
+    """
+    _shard_slots(
+        positions, slots, map.block_table, map.page_size, counts, map.row_request, map.rank, map.ranks, map.interleave,
+        _handle(backend)
+    )
 
 
 # ---- stage 3: attention ----------------------------------------------------------------------------------------------

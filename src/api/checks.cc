@@ -121,8 +121,8 @@ void check_bound(std::int64_t value, std::int64_t most, const char* rule, const 
 }
 
 void check_scale_rule(ScaleRule rule, const Where& where) {
-  expects(rule == ScaleRule::arbitrary || rule == ScaleRule::power_of_two, "a scale rule is arbitrary or power_of_two",
-          where, static_cast<int>(rule));
+  expects(rule == ScaleRule::arbitrary || rule == ScaleRule::power_of_two || rule == ScaleRule::engine,
+          "a scale rule is arbitrary, power_of_two or engine", where, static_cast<int>(rule));
 }
 
 void check_contiguous_rows(const TensorView& view, const Where& where) {
@@ -183,14 +183,17 @@ void check_row_request(const Backend& backend, const TensorView& row_request, st
   }
 }
 
+void check_shard(const Shard& shard, const Where& where) {
+  expects(shard.ranks >= 1 && shard.rank >= 0 && shard.rank < shard.ranks && shard.interleave >= 1,
+          "a shard needs 0 <= rank < ranks and interleave >= 1", where, "rank ", shard.rank, ", ranks ", shard.ranks,
+          ", interleave ", shard.interleave);
+}
+
 void check_slot_map(const Backend& backend, const SlotMap& map, std::int64_t rows, const Where& where) {
   check_tensor(backend, map.block_table, {kAny, kAny}, {DType::i32}, where + ".block_table");
   check_row_request(backend, map.row_request, rows, map.block_table.dim(0), where + ".row_request");
   expects(map.page_size >= 1, "the page size must be at least 1", where + ".page_size", map.page_size);
-  const Shard& s = map.shard;
-  expects(s.ranks >= 1 && s.rank >= 0 && s.rank < s.ranks && s.interleave >= 1,
-          "a shard needs 0 <= rank < ranks and interleave >= 1", where + ".shard", "rank ", s.rank, ", ranks ", s.ranks,
-          ", interleave ", s.interleave);
+  check_shard(map.shard, where + ".shard");
 }
 
 void check_workspace(Workspace workspace, std::int64_t needed, const Where& where) {

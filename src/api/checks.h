@@ -54,6 +54,7 @@ void check_cache(const Backend& backend, const IndexCache& cache, const Where& w
 void check_write_slots(const Backend& backend, const TensorView& slots, std::int64_t tokens, std::int64_t cache_slots,
                        const Where& where);
 
+void check_shard(const Shard& shard, const Where& where);
 void check_slot_map(const Backend& backend, const SlotMap& map, std::int64_t rows, const Where& where);
 void check_row_request(const Backend& backend, const TensorView& row_request, std::int64_t rows, std::int64_t requests,
                        const Where& where);

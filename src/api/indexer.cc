@@ -115,6 +115,31 @@ const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const 
   return base::pick(stage::indexer::write_index_keys_kernels(), backend, args, "write_index_keys");
 }
 
+const stage::indexer::WriteLayerKernel& admit(const Backend& backend, const WriteLayerArgs& args) {
+  const Where where = "write_layer: ";
+  admit(backend, args.latent);
+  const KvCache& cache = args.latent.cache;
+  const std::int64_t tokens = args.latent.latent.dim(0);
+  if (args.keys.k) {
+    admit(backend, args.keys);
+    expects(args.keys.k.dim(0) == tokens, "there must be a key for every latent row", where + "keys.k",
+            args.keys.k.dim(0));
+  }
+  check_tensor(backend, args.latent_weight, {cache.latent}, {DType::f32, DType::bf16}, where + "latent_weight");
+  expects(args.latent_eps > 0 && std::isfinite(args.latent_eps), "eps must be positive and finite",
+          where + "latent_eps", args.latent_eps);
+  check_rope(backend, args.rope, tokens, where + "rope");
+  expects(args.rope.style == RopeStyle::none || cache.rope == kIndexRope, "a rotated rope must be 64 wide",
+          where + "latent.cache", cache.rope);
+  for (std::int64_t t = 0; on_host(backend) && t < tokens; ++t)
+    if (base::load_int(args.latent.slots, t) >= 0) check_position(args.rope, t, where + "rope");
+  if (args.indices) {
+    check_output(backend, args.indices, {kAny, kAny}, {DType::i32}, where + "indices");
+    check_contiguous_rows(args.indices, where + "indices");
+  }
+  return base::pick(stage::indexer::write_layer_kernels(), backend, args, "write_layer");
+}
+
 const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args) {
   const Where where = "index_queries: ";
   check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "q");
@@ -160,6 +185,10 @@ const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const Ind
 }  // namespace api
 
 void write_index_keys(const Backend& backend, const WriteIndexKeysArgs& args, Stream stream) {
+  api::admit(backend, args).run(args, {backend, {}, stream});
+}
+
+void write_layer(const Backend& backend, const WriteLayerArgs& args, Stream stream) {
   api::admit(backend, args).run(args, {backend, {}, stream});
 }
 

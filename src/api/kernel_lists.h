@@ -17,11 +17,15 @@ void for_each_kernel_list(F&& f) {
   f("write", kv::gather_latent_kernels());
   f("write", kv::gather_index_keys_kernels());
   f("indexer", stage::indexer::write_index_keys_kernels());
+  f("indexer", stage::indexer::write_layer_kernels());
   f("indexer", stage::indexer::index_queries_kernels());
   f("indexer", stage::indexer::index_scores_kernels());
   f("topk", stage::topk::topk_kernels());
   f("topk", stage::topk::positions_to_slots_kernels());
   f("topk", stage::topk::expand_pools_kernels());
+  f("topk", stage::topk::topk_candidates_kernels());
+  f("topk", stage::topk::merge_topk_kernels());
+  f("topk", stage::topk::shard_slots_kernels());
   f("attention", stage::attention::attention_kernels());
   f("combine", stage::combine::combine_kernels());
 }

@@ -15,16 +15,19 @@ namespace sievemla::api {
 // The kernel that the public function of the same arguments runs. Throws what that function throws.
 const kv::WriteLatentKernel& admit(const Backend& backend, const WriteLatentArgs& args);
 const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const WriteIndexKeysArgs& args);
+const stage::indexer::WriteLayerKernel& admit(const Backend& backend, const WriteLayerArgs& args);
 const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args);
 const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args, Workspace workspace);
 const stage::topk::TopkKernel& admit(const Backend& backend, const TopkArgs& args, Workspace workspace);
+const stage::topk::CandidatesKernel& admit(const Backend& backend, const CandidatesArgs& args);
 // Slots are data, so check_indices comes with the call.
 const stage::attention::AttentionKernel& admit(const Backend& backend, const AttentionArgs& args, Workspace workspace);
 
-// The two stages of a selection. `run` does what select() does after its checks.
+// The stages of a selection. `run` does what select() does after its checks.
 struct Selection {
   const stage::indexer::IndexScoresKernel& scores;
   const stage::topk::TopkKernel& topk;
+  const stage::topk::CandidatesKernel* candidates;  // null: nothing is sent
 };
 Selection admit(const Backend& backend, const SelectArgs& args, Workspace workspace);
 void run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace, Stream stream);

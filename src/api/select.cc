@@ -47,20 +47,22 @@ Plan plan_of(const Backend& backend, const SelectBounds& bounds) {
       stage_bytes + (bounds.rows <= fit ? bounds.rows * row_bytes : std::max(bounds.score_budget_bytes, row_bytes))};
 }
 
-// The two calls of a chunk.
+// The calls of a chunk.
 struct Calls {
   IndexScoreArgs score;
   TopkArgs topk;
+  CandidatesArgs candidates;
 };
 
 // As if all rows were one chunk: what the stages' rules are asked about, and what chunks are cut from.
 Calls all_rows(const SelectArgs& args, const Plan& plan, Workspace workspace) {
-  Calls calls{args.score, {}};
+  Calls calls{args.score, {}, {}};
   calls.score.logits = tensor(reinterpret_cast<float*>(static_cast<std::byte*>(workspace.data) + plan.stage_bytes),
                               {args.score.q.dim(0), args.width}, args.score.q.device);
   calls.score.logits.stride[0] = plan.stride;
   calls.score.fill = false;  // topk reads nothing at or past the length
   calls.topk = {calls.score.logits, {}, args.score.lengths, args.positions, args.slots, args.map};
+  calls.candidates = {calls.score.logits, {}, args.positions, args.shard, args.selected_scores, args.positions};
   return calls;
 }
 
@@ -89,13 +91,15 @@ void cut_requests(RequestMap& map, std::int64_t begin, std::int64_t n, std::int6
 }
 
 Calls rows_of(Calls calls, std::int64_t begin, std::int64_t n, std::int64_t dealt) {
-  auto& [score, topk] = calls;
+  auto& [score, topk, candidates] = calls;
   for (TensorView* view : {&score.q, &score.weights, &score.lengths, &score.contiguous.starts, &topk.lengths,
-                           &topk.positions, &topk.slots})
+                           &topk.positions, &topk.slots, &candidates.selected_scores})
     *view = rows_of(*view, begin, n);
   if (score.paged.cache.pages) cut_requests(score.paged, begin, n, dealt);
   if (topk.slots) cut_requests(topk.map, begin, n, dealt);
-  score.logits.shape[0] = topk.scores.shape[0] = n;  // every chunk's scores lie in the same place
+  // Every chunk's scores lie in the same place.
+  score.logits.shape[0] = topk.scores.shape[0] = candidates.scores.shape[0] = n;
+  candidates.local = candidates.positions = topk.positions;
   return calls;
 }
 
@@ -116,7 +120,8 @@ api::Selection api::admit(const Backend& backend, const SelectArgs& args, Worksp
   const Workspace front{workspace.data, plan.stage_bytes};
   const Calls calls = all_rows(args, plan, workspace);
   rows_dealt(args);
-  return {admit(backend, calls.score, front), admit(backend, calls.topk, front)};
+  return {admit(backend, calls.score, front), admit(backend, calls.topk, front),
+          args.selected_scores ? &admit(backend, calls.candidates) : nullptr};
 }
 
 void api::run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace,
@@ -132,6 +137,7 @@ void api::run(const Backend& backend, const Selection& kernels, const SelectArgs
     const Calls chunk = rows_of(all, begin, n, dealt);
     kernels.scores.run(chunk.score, exec);
     kernels.topk.run(chunk.topk, exec);
+    if (kernels.candidates) kernels.candidates->run(chunk.candidates, exec);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/api/tensors.h -- f(TensorView&) for every tensor of a call's arguments, absent ones too.
+// src/api/tensors.h -- f(TensorView&) for every tensor of a call's arguments, absent ones too; the bytes of one.
 #pragma once
 #include <utility>
 
@@ -9,6 +9,14 @@
 #include "topk/registry.h"
 
 namespace sievemla::api {
+
+// From the first to past the last byte that a view may reach.
+inline std::int64_t span_bytes(const TensorView& v) {
+  if (v.elements() == 0) return 0;
+  std::int64_t last = 0;
+  for (int i = 0; i < v.rank; ++i) last += (v.dim(i) - 1) * v.step(i);
+  return (last + 1) * size_of(v.dtype);
+}
 
 template <class F>
 void each_tensor(SlotMap& a, F&& f) {
@@ -42,6 +50,11 @@ void each_tensor(WriteIndexKeysArgs& a, F&& f) {
   each_tensor(a.rope, f);
 }
 template <class F>
+void each_tensor(WriteLayerArgs& a, F&& f) {
+  each_tensor(a.latent, f), f(a.latent_weight), each_tensor(a.rope, f);
+  each_tensor(a.keys, f), f(a.indices);
+}
+template <class F>
 void each_tensor(IndexQueryArgs& a, F&& f) {
   f(a.q), f(a.weights), f(a.out_q), f(a.out_weights);
   each_tensor(a.rope, f);
@@ -58,6 +71,12 @@ void each_tensor(TopkArgs& a, F&& f) {
   each_tensor(a.map, f);
 }
 template <class F>
+void each_tensor(SelectArgs& a, F&& f) {
+  each_tensor(a.score, f);
+  f(a.positions), f(a.slots);
+  each_tensor(a.map, f);
+}
+template <class F>
 void each_tensor(stage::topk::PositionsToSlotsArgs& a, F&& f) {
   f(a.positions), f(a.slots);
   each_tensor(a.map, f);
@@ -65,6 +84,20 @@ void each_tensor(stage::topk::PositionsToSlotsArgs& a, F&& f) {
 template <class F>
 void each_tensor(ExpandPoolsArgs& a, F&& f) {
   f(a.pools), f(a.lengths), f(a.positions);
+}
+template <class F>
+void each_tensor(CandidatesArgs& a, F&& f) {
+  f(a.scores), f(a.starts), f(a.local), f(a.selected_scores), f(a.positions);
+}
+template <class F>
+void each_tensor(MergeTopkArgs& a, F&& f) {
+  f(a.scores), f(a.positions), f(a.lengths), f(a.selected), f(a.slots), f(a.counts);
+  each_tensor(a.map, f);
+}
+template <class F>
+void each_tensor(ShardSlotsArgs& a, F&& f) {
+  f(a.positions), f(a.slots), f(a.counts);
+  each_tensor(a.map, f);
 }
 template <class F>
 void each_tensor(AttentionArgs& a, F&& f) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // src/cuda/memory.h -- memory of host programs around the library, which itself allocates nothing: of the decoder, of
-// tests. Plain C++, in every build, with or without CUDA.
+// the program's commands, of tests. Plain C++, in every build, with or without CUDA.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -45,6 +45,15 @@ constexpr WriteIndexKeysKernel kWriteIndexKeys[] = {
     {"write_index_keys_reference", BackendKind::reference, "", nullptr, nullptr, write_index_keys_reference, nullptr},
 };
 
+constexpr WriteLayerKernel kWriteLayer[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"write_layer_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, write_layer_cuda_lacks,
+     write_layer_cuda, nullptr},
+#endif
+    {"write_layer_cpu_portable", BackendKind::cpu, "", nullptr, write_layer_host_lacks, write_layer_host, nullptr},
+    {"write_layer_reference", BackendKind::reference, "", nullptr, write_layer_host_lacks, write_layer_host, nullptr},
+};
+
 constexpr IndexQueriesKernel kIndexQueries[] = {
 #if SIEVEMLA_WITH_CUDA
     {"index_queries_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, index_queries_cuda_lacks,
@@ -77,6 +86,7 @@ constexpr IndexScoresKernel kIndexScores[] = {
 }  // namespace
 
 std::span<const WriteIndexKeysKernel> write_index_keys_kernels() { return kWriteIndexKeys; }
+std::span<const WriteLayerKernel> write_layer_kernels() { return kWriteLayer; }
 std::span<const IndexQueriesKernel> index_queries_kernels() { return kIndexQueries; }
 std::span<const IndexScoresKernel> index_scores_kernels() { return kIndexScores; }
 

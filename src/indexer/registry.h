@@ -5,20 +5,24 @@
 #include <span>
 
 #include "base/registry.h"
-#include "sievemla/indexer.h"
+#include "sievemla/pipeline.h"
 
 namespace sievemla::stage::indexer {
 
 using WriteIndexKeysKernel = base::Kernel<WriteIndexKeysArgs>;
+using WriteLayerKernel = base::Kernel<WriteLayerArgs>;
 using IndexQueriesKernel = base::Kernel<IndexQueryArgs>;
 using IndexScoresKernel = base::Kernel<IndexScoreArgs, IndexScoreBounds>;
 
 std::span<const WriteIndexKeysKernel> write_index_keys_kernels();
+std::span<const WriteLayerKernel> write_layer_kernels();
 std::span<const IndexQueriesKernel> index_queries_kernels();
 std::span<const IndexScoresKernel> index_scores_kernels();
 
 // What the rows name. Arguments have passed the checks of src/api/indexer.cc.
 void write_index_keys_reference(const WriteIndexKeysArgs& args, const base::Exec& exec);
+void write_layer_host(const WriteLayerArgs& args, const base::Exec& exec);
+base::Lack write_layer_host_lacks(const WriteLayerArgs& args);
 void index_queries_reference(const IndexQueryArgs& args, const base::Exec& exec);
 void index_scores_reference(const IndexScoreArgs& args, const base::Exec& exec);
 std::int64_t index_scores_reference_bytes(const Backend& backend, const IndexScoreBounds& bounds);
@@ -26,6 +30,8 @@ std::int64_t index_scores_reference_bytes(const Backend& backend, const IndexSco
 // Builds with CUDA only.
 void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exec);
 base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args);
+void write_layer_cuda(const WriteLayerArgs& args, const base::Exec& exec);
+base::Lack write_layer_cuda_lacks(const WriteLayerArgs& args);
 void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec);
 base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args);
 void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec);

@@ -51,10 +51,41 @@ constexpr ExpandPoolsKernel kExpandPools[] = {
     {"expand_pools_reference", BackendKind::reference, "", nullptr, nullptr, expand_pools_reference, nullptr},
 };
 
+constexpr CandidatesKernel kCandidates[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"topk_candidates_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device,
+     topk_candidates_cuda_lacks, topk_candidates_cuda, nullptr},
+#endif
+    {"topk_candidates_cpu", BackendKind::cpu, "", nullptr, nullptr, topk_candidates_cpu, nullptr},
+    {"topk_candidates_reference", BackendKind::reference, "", nullptr, nullptr, topk_candidates_reference, nullptr},
+};
+
+constexpr MergeTopkKernel kMergeTopk[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"merge_topk_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, merge_topk_cuda_lacks,
+     merge_topk_cuda, merge_topk_bytes},
+#endif
+    {"merge_topk_cpu", BackendKind::cpu, "", nullptr, nullptr, merge_topk_cpu, merge_topk_bytes},
+    {"merge_topk_reference", BackendKind::reference, "", nullptr, nullptr, merge_topk_reference,
+     merge_topk_reference_bytes},
+};
+
+constexpr ShardSlotsKernel kShardSlots[] = {
+#if SIEVEMLA_WITH_CUDA
+    {"shard_slots_cuda", BackendKind::cuda, "an NVIDIA GPU from sm_80 on", cuda::any_device, shard_slots_cuda_lacks,
+     shard_slots_cuda, nullptr},
+#endif
+    {"shard_slots_cpu", BackendKind::cpu, "", nullptr, nullptr, shard_slots_cpu, nullptr},
+    {"shard_slots_reference", BackendKind::reference, "", nullptr, nullptr, shard_slots_reference, nullptr},
+};
+
 }  // namespace
 
 std::span<const TopkKernel> topk_kernels() { return kTopk; }
 std::span<const PositionsToSlotsKernel> positions_to_slots_kernels() { return kPositionsToSlots; }
 std::span<const ExpandPoolsKernel> expand_pools_kernels() { return kExpandPools; }
+std::span<const CandidatesKernel> topk_candidates_kernels() { return kCandidates; }
+std::span<const MergeTopkKernel> merge_topk_kernels() { return kMergeTopk; }
+std::span<const ShardSlotsKernel> shard_slots_kernels() { return kShardSlots; }
 
 }  // namespace sievemla::stage::topk

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/registry.h"
+#include "sievemla/context_parallel.h"
 #include "sievemla/topk.h"
 
 namespace sievemla::stage::topk {
@@ -19,20 +20,36 @@ struct PositionsToSlotsArgs {
 using TopkKernel = base::Kernel<TopkArgs, TopkBounds>;
 using PositionsToSlotsKernel = base::Kernel<PositionsToSlotsArgs>;
 using ExpandPoolsKernel = base::Kernel<ExpandPoolsArgs>;
+using CandidatesKernel = base::Kernel<CandidatesArgs>;
+using MergeTopkKernel = base::Kernel<MergeTopkArgs, MergeTopkBounds>;
+using ShardSlotsKernel = base::Kernel<ShardSlotsArgs>;
 
 std::span<const TopkKernel> topk_kernels();
 std::span<const PositionsToSlotsKernel> positions_to_slots_kernels();
 std::span<const ExpandPoolsKernel> expand_pools_kernels();
+std::span<const CandidatesKernel> topk_candidates_kernels();
+std::span<const MergeTopkKernel> merge_topk_kernels();
+std::span<const ShardSlotsKernel> shard_slots_kernels();
 
 // What the rows name. The reference is the specification: it sorts.
 void select_reference(const TopkArgs& args, const base::Exec& exec);
 std::int64_t select_reference_workspace_bytes(const Backend& backend, const TopkBounds& bounds);
 void positions_to_slots_reference(const PositionsToSlotsArgs& args, const base::Exec& exec);
 void expand_pools_reference(const ExpandPoolsArgs& args, const base::Exec& exec);
+void topk_candidates_reference(const CandidatesArgs& args, const base::Exec& exec);
+void merge_topk_reference(const MergeTopkArgs& args, const base::Exec& exec);
+std::int64_t merge_topk_reference_bytes(const Backend& backend, const MergeTopkBounds& bounds);
+void shard_slots_reference(const ShardSlotsArgs& args, const base::Exec& exec);
 
 // Rows in parallel.
 void positions_to_slots_cpu(const PositionsToSlotsArgs& args, const base::Exec& exec);
 void expand_pools_cpu(const ExpandPoolsArgs& args, const base::Exec& exec);
+void topk_candidates_cpu(const CandidatesArgs& args, const base::Exec& exec);
+void shard_slots_cpu(const ShardSlotsArgs& args, const base::Exec& exec);
+
+// By the backend's topk (merge.h).
+void merge_topk_cpu(const MergeTopkArgs& args, const base::Exec& exec);
+std::int64_t merge_topk_bytes(const Backend& backend, const MergeTopkBounds& bounds);
 
 // Builds with CUDA only.
 void topk_cuda(const TopkArgs& args, const base::Exec& exec);
@@ -42,6 +59,12 @@ void positions_to_slots_cuda(const PositionsToSlotsArgs& args, const base::Exec&
 base::Lack positions_to_slots_cuda_lacks(const PositionsToSlotsArgs& args);
 void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec);
 base::Lack expand_pools_cuda_lacks(const ExpandPoolsArgs& args);
+void topk_candidates_cuda(const CandidatesArgs& args, const base::Exec& exec);
+base::Lack topk_candidates_cuda_lacks(const CandidatesArgs& args);
+void merge_topk_cuda(const MergeTopkArgs& args, const base::Exec& exec);
+base::Lack merge_topk_cuda_lacks(const MergeTopkArgs& args);
+void shard_slots_cuda(const ShardSlotsArgs& args, const base::Exec& exec);
+base::Lack shard_slots_cuda_lacks(const ShardSlotsArgs& args);
 // Loads the kernels of a config on the current device.
 void topk_cuda_prepare(int config_sm);
 

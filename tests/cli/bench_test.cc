@@ -32,7 +32,7 @@ TEST(CliBench, PatternsAndThreads) {
 // Those of a GPU, which need none to be listed.
 TEST(CliBench, NamesOfTheGpu) {
   const std::string list = run_program({"bench", "--list", "--backend", "cuda"}).out;
-  EXPECT_EQ(std::count(list.begin(), list.end(), '\n'), 97);
+  EXPECT_EQ(std::count(list.begin(), list.end(), '\n'), 103);
   for (const char* name : {"attend.decode.bf16.h64.b1.topk2048.graph\n", "index.decode.fp8.h32.mixed\n",
                            "step.fp8.h32.H64.b64.ctx65536.k2048\n", "topk.f32.rows1.len1048576.k2048\n"})
     EXPECT_NE(list.find(name), std::string::npos) << name;
@@ -147,6 +147,33 @@ TEST(CliBench, FilesThatCannotBeWritten) {
   const Outcome full = run_program({"bench", "--json", "/dev/full", name});
   EXPECT_EQ(full.status, 2);
   EXPECT_EQ(full.err, "sievemla: " + rule + "No space left on device (bench: /dev/full)\n");
+}
+
+// What the file has is kept as it is, and the rest is run; but not into a file of another program or machine.
+TEST(CliBench, ResumeRunsWhatIsMissing) {
+  const TempDir dir;
+  const std::string file = (dir / "bench.json").string(), first = "cpu.topk.f32.rows1.len9.k3.t1",
+                    second = "cpu.topk.f32.rows1.len10.k3.t1";
+  const auto run = [&](const std::vector<std::string>& cases) {
+    std::vector<std::string> arguments = {"bench", "--ms", "1", "--json", file, "--resume"};
+    arguments.insert(arguments.end(), cases.begin(), cases.end());
+    EXPECT_EQ(run_program(arguments).status, 0);
+    return Json::parse(read_file(file));
+  };
+  const Json before = run({first}), after = run({first, second});
+  ASSERT_EQ(before.at("cases").size(), 1u);
+  ASSERT_EQ(after.at("cases").size(), 2u);
+  EXPECT_EQ(after.at("cases")[0], before.at("cases")[0]);
+  EXPECT_EQ(after.at("cases")[1].at("case"), second);
+  EXPECT_GE(after.at("cases")[1].at("spent").at("setup"), 0.);
+  Json other = after;
+  other["commit"] = "0000000";
+  write_file(dir / "bench.json", other.dump());
+  expect_failure({"bench", "--json", file, "--resume", second}, 2, {"another commit"});
+  write_file(dir / "bench.json", "no JSON");
+  expect_failure({"bench", "--json", file, "--resume", second}, 2, {"a file of sievemla bench --json"});
+  EXPECT_EQ(read_file(dir / "bench.json"), "no JSON");
+  expect_failure({"bench", "--resume", second}, 2, {"--resume"});
 }
 
 // A run that fails leaves no empty file, and one that was there as it was.

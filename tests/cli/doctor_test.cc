@@ -229,7 +229,32 @@ TEST(Doctor, FloorsAreBelowWhatWasMeasured) {
   EXPECT_GT(compared, 0);
   Machine other;
   other.gpus = {{"NVIDIA H20", 90, std::int64_t{96} << 30}};
-  EXPECT_TRUE(examine(on("auto", "vllm"), other, model, all_stages()).target().floors.empty());  // not measured there
+  EXPECT_TRUE(examine(on("auto", "vllm"), other, model, all_stages()).target().floors.empty());  // not in the list
+}
+
+// What a stage takes at least is told for each architecture that has a config, and from where the ceiling is.
+TEST(Doctor, EveryArchitectureHasCeilings) {
+  const Model model = model_of(config_of("glm-5"));
+  for (const int sm : {80, 86, 89, 90, 100, 120, 121}) {
+    const std::string gpu = "sm_" + std::to_string(sm);
+    SCOPED_TRACE(gpu);
+    const Question q = on(gpu, "vllm");
+    const Report r = examine(q, {}, model, all_stages());
+    ASSERT_EQ(r.target().floors.size(), 6u);
+    for (const Floor& floor : r.target().floors) {
+      EXPECT_GT(floor.us, 0);
+      EXPECT_FALSE(floor.on->source.empty());
+    }
+    const char* basis = sm == 90 ? "at the measured ceilings" : "at the published, not measured ceilings";
+    EXPECT_NE(text_of_report(r, {}, q).find(basis), std::string::npos);
+  }
+  for (const Ceiling& c : ceilings()) {
+    EXPECT_TRUE(c.basis == "measured" || c.basis == "published") << c.device;
+    EXPECT_GT(std::min({c.tbps, c.bf16_tflops, c.e4m3_tflops}), 0) << c.device;
+    Machine machine;
+    machine.gpus = {{c.device, c.capability, std::int64_t{96} << 30}};
+    EXPECT_EQ(examine(on("auto", "vllm"), machine, model, all_stages()).target().floors.at(0).on, &c);
+  }
 }
 
 TEST(Doctor, PatchesArePrinted) {

@@ -6,8 +6,9 @@
     python3 tests/docs/commands.py --program build/cpu/bin/sievemla [--list]
 
 A block fenced as `sh` is run line by line, in a folder that looks like the repository; one whose title says who runs
-it, or why nobody here can ("needs a GPU"), is not. Of commands within sentences and tables the options are checked. A
-block that holds a command and is not fenced as `sh` is a defect. Exit 1 if anything failed.
+it, or why nobody here can ("needs a GPU"), is not. Where that is .ci/run, each `./dev` command has to be a step there.
+Of commands within sentences and tables the options are checked. A block that holds a command and is not fenced as `sh`
+is a defect. Exit 1 if anything failed.
 """
 import argparse
 import os
@@ -22,6 +23,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md",
 PROGRAMS = r"(sievemla|\./dev|cmake|cpack|pip|python3|docker|build/\S+|bench/\S+)"
 COMMAND = re.compile(rf"^\s*(\(cd \S+ && )?(\S+=\S+ )*{PROGRAMS}\s")
 FENCE = re.compile(r"^```\s*(\w*)\s*(?:title=\"([^\"]*)\")?\s*$")
+STEPS = set(re.findall(r"^step (\w+)", (ROOT / ".ci/run").read_text(), re.M))
 SENTENCE = re.compile(r"`(sievemla [a-z][^`]*)`")
 
 
@@ -67,6 +69,9 @@ def main():
                 commands = [line for line in lines if COMMAND.match(line)]
                 if commands and language != "sh":
                     failures.append(f"{name}:{number}: commands in a block that is not fenced as sh")
+                if title and ".ci/run" in title:
+                    failures += [f"{name}:{number}: {command}: no step of .ci/run" for command in commands
+                                 if command.split()[1] not in STEPS]
                 if language != "sh" or title:
                     left += [f"{name}: {command}  ({title})" for command in commands]
                     continue

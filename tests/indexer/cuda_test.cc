@@ -2,7 +2,7 @@
 // Copyright The SieveMLA authors
 // tests/indexer/cuda_test.cc -- stage 1 on a CUDA device: scores against the definition in double, keys and queries
 // against the reference's bytes.
-#include "indexer/head_problem.h"
+#include "indexer/write_layer.h"
 #include "sievemla/error.h"
 #include "support/on_cuda.h"
 
@@ -133,6 +133,29 @@ TEST_F(IndexerOnCuda, PagesThatAreNotThereScoreMinusInfinity) {
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isinf(got[i]), std::isinf(want[i])) << i;
 }
 
+// One kernel, with the bytes of the two writers and of the reference.
+TEST_F(IndexerOnCuda, WriteLayerIsTheSeparateSteps) {
+  const Backend cuda = backend();
+  for_each_write_layer([&]<class T>(const WriteLayer<T>& problem, ScaleRule rule) {
+    const Buffer want = problem.kv_cache(), apart = want, got = want, keys_want = problem.keys.cache(IndexFormat::fp8),
+                 keys_apart = keys_want, keys_got = keys_want;
+    std::vector<std::int32_t> indices = problem.indices(), indices_got = indices;
+    OnDevice device(cuda.device());
+    const auto take_back = [&](const Buffer& buffer) { device.take_back(buffer.view({1})); };
+    write_layer(Backend::reference(), problem.args(want, keys_want, rule, indices));
+    write_layer(cuda, device.put(problem.args(got, keys_got, rule, indices_got)));
+    write_latent(cuda, device.put(problem.separate(apart, rule)));
+    write_index_keys(cuda, device.put(problem.key_args(keys_apart, rule)));
+    for (const Buffer* buffer : {&apart, &got, &keys_apart, &keys_got}) take_back(*buffer);
+    device.take_back(tensor(indices_got.data(), {1}));
+    EXPECT_EQ(got.bytes, want.bytes);
+    EXPECT_EQ(apart.bytes, want.bytes);
+    EXPECT_EQ(keys_got.bytes, keys_want.bytes);
+    EXPECT_EQ(keys_apart.bytes, keys_want.bytes);
+    EXPECT_EQ(indices_got, indices);
+  });
+}
+
 TEST_F(IndexerOnCuda, AnyNumberOfHeads) {
   const Backend cuda = backend();
   for (int heads = 1; heads <= 64; ++heads) {
@@ -144,20 +167,8 @@ TEST_F(IndexerOnCuda, AnyNumberOfHeads) {
 
 TEST_F(IndexerOnCuda, Case14LogitsOfTheGoldenIndexerPage) {
   const Backend cuda = backend();
-  std::vector<std::uint8_t> page(64 * kIndexKeyBytes, 0x38), q(kIndexDim, 0x38);  // e4m3 1.0
-  for (int j = 0; j < 64; ++j) {
-    const float scale = static_cast<float>(j + 1);
-    std::memcpy(page.data() + 8192 + 4 * j, &scale, 4);
-  }
-  const float weight = 1;
-  const std::int32_t table = 0, length = 64;
-  IndexScoreArgs args;
-  args.q = tensor(q.data(), {1, 1, kIndexDim});
-  args.weights = tensor(&weight, {1, 1});
-  args.paged.cache.pages = tensor(page.data(), {1, 64, kIndexKeyBytes});
-  args.paged.block_table = tensor(&table, {1, 1});
-  args.lengths = tensor(&length, {1});
-  const std::vector<float> logits = run(cuda, args, 64);
+  const GoldenPage golden;
+  const std::vector<float> logits = run(cuda, golden.args(), 64);
   for (int j = 0; j < 64; ++j) EXPECT_EQ(logits[static_cast<std::size_t>(j)], 128.f * static_cast<float>(j + 1));
 }
 

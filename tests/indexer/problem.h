@@ -203,4 +203,28 @@ class ScoreProblem {
   Random random_;
 };
 
+// A page whose key j and the query are all ones, and whose scale j is j + 1: score j is 128 (j + 1).
+struct GoldenPage {
+  std::vector<std::uint8_t> page = std::vector<std::uint8_t>(64 * kIndexKeyBytes, 0x38);  // e4m3 1.0
+  std::vector<std::uint8_t> q = std::vector<std::uint8_t>(kIndexDim, 0x38);
+  float weight = 1;
+  std::int32_t table = 0, length = 64;
+
+  GoldenPage() {
+    for (int j = 0; j < 64; ++j) {
+      const float scale = static_cast<float>(j + 1);
+      std::memcpy(page.data() + 8192 + 4 * j, &scale, 4);
+    }
+  }
+  IndexScoreArgs args() const {
+    IndexScoreArgs a;
+    a.q = tensor(q.data(), {1, 1, kIndexDim});
+    a.weights = tensor(&weight, {1, 1});
+    a.paged.cache.pages = tensor(page.data(), {1, 64, kIndexKeyBytes});
+    a.paged.block_table = tensor(&table, {1, 1});
+    a.lengths = tensor(&length, {1});
+    return a;
+  }
+};
+
 }  // namespace sievemla::test

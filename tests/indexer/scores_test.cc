@@ -350,19 +350,8 @@ RC_GTEST_PROP(IndexScores, AnyShapeAgreesWithTheFormula, ()) {
 // ---- cases from public reports ----------------------------------------------------------------------
 
 TEST(Case14, LogitsOfTheGoldenIndexerPage) {
-  std::vector<std::uint8_t> page(64 * kIndexKeyBytes, 0x38), q(kIndexDim, 0x38);  // e4m3 1.0
-  for (int j = 0; j < 64; ++j) {
-    const float scale = static_cast<float>(j + 1);
-    std::memcpy(page.data() + 8192 + 4 * j, &scale, 4);
-  }
-  const float weight = 1;
-  const std::int32_t table = 0, length = 64;
-  IndexScoreArgs args;
-  args.q = tensor(q.data(), {1, 1, kIndexDim});
-  args.weights = tensor(&weight, {1, 1});
-  args.paged.cache.pages = tensor(page.data(), {1, 64, kIndexKeyBytes});
-  args.paged.block_table = tensor(&table, {1, 1});
-  args.lengths = tensor(&length, {1});
+  const GoldenPage golden;
+  IndexScoreArgs args = golden.args();
   for (const Backend& backend : host_backends()) {
     std::vector<float> logits(64, kNan);
     args.logits = tensor(logits.data(), {1, 64});

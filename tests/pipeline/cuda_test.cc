@@ -91,8 +91,9 @@ TEST_F(PipelineOnCuda, FirstLaunchEverInACapture) {
 
 TEST_F(PipelineOnCuda, EveryFunctionHasAKernelHere) {
   for (const std::string function :
-       {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "index_queries", "index_scores",
-        "topk", "positions_to_slots", "expand_pools", "attention", "combine"}) {
+       {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "write_layer", "index_queries",
+        "index_scores", "topk", "positions_to_slots", "expand_pools", "topk_candidates", "merge_topk", "shard_slots",
+        "attention", "combine"}) {
     bool found = false;
     for (const KernelInfo& kernel : kernels())
       found |= kernel.backend == BackendKind::cuda && kernel.runs_here && kernel.name.starts_with(function + "_cuda");

@@ -20,8 +20,9 @@ TEST(Kernels, EveryFunctionOnEveryHostBackend) {
     EXPECT_NE(kernel.name.find(name_of(kernel.backend)), std::string_view::npos) << kernel.name;
   }
   for (std::string_view function :
-       {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "index_queries", "index_scores",
-        "topk", "positions_to_slots", "expand_pools", "attention", "combine"})
+       {"write_latent", "gather_latent", "gather_index_keys", "write_index_keys", "write_layer", "index_queries",
+        "index_scores", "topk", "positions_to_slots", "expand_pools", "topk_candidates", "merge_topk", "shard_slots",
+        "attention", "combine"})
     for (BackendKind backend : {BackendKind::reference, BackendKind::cpu}) {
       bool found = false;
       for (const KernelInfo& kernel : kernels())

@@ -33,10 +33,12 @@ struct Layer {
   std::vector<std::int32_t> slots{30, 31, 0}, positions{30, 31, 32}, lengths{31, 32, 33}, table{3, 1, 0, 2},
       selected_positions = std::vector<std::int32_t>(kTokens * kTopk),
       selected_slots = std::vector<std::int32_t>(kTokens * kTopk), pools{1, 0, -1, 7, 2, 3},
-      expanded = std::vector<std::int32_t>(kTokens * 11);
+      expanded = std::vector<std::int32_t>(kTokens * 11),
+      sent_positions = std::vector<std::int32_t>(kTokens * kTopk, -1);
   std::vector<std::int64_t> wide_slots = std::vector<std::int64_t>(kTokens * kTopk), wide_new{30, 31, 0};
   std::vector<float> key_scales = std::vector<float>(kTokens), side_by_side = random.f32s(40 * 128),
-                     parts = random.f32s(2 * kTokens * kHeads * 512), part_lse = random.f32s(2 * kTokens * kHeads);
+                     sent = std::vector<float>(kTokens * kTopk), parts = random.f32s(2 * kTokens * kHeads * 512),
+                     part_lse = random.f32s(2 * kTokens * kHeads);
   std::vector<std::uint8_t> raw_keys = std::vector<std::uint8_t>(kTokens * 128);
 
   SparseLayerArgs args() {
@@ -156,6 +158,27 @@ constexpr Form kForms[] = {
                               .kpool = 4,
                               .positions = tensor(layer.expanded.data(), {Layer::kTokens, 11})});
      }},
+    {"SelectToSend",
+     [](const Backend& backend, Layer& layer, const SparseLayerArgs& args, Workspace workspace) {
+       SelectArgs select_args = args.indexer->select;
+       select_args.selected_scores = tensor(layer.sent.data(), {Layer::kTokens, Layer::kTopk});
+       select_args.shard = {1, 2, 1};
+       select(backend, select_args, workspace);
+     }},
+    {"MergeTopk",
+     [](const Backend& backend, Layer& layer, const SparseLayerArgs& args, Workspace workspace) {
+       const SelectArgs& select_args = args.indexer->select;
+       MergeTopkArgs merge;
+       merge.scores = tensor(layer.sent.data(), {1, Layer::kTokens, Layer::kTopk});
+       merge.positions = tensor(layer.sent_positions.data(), {1, Layer::kTokens, Layer::kTopk});
+       merge.selected = select_args.positions, merge.slots = select_args.slots, merge.map = select_args.map;
+       merge_topk(backend, merge, workspace);
+     }},
+    {"ShardSlots",
+     [](const Backend& backend, Layer&, const SparseLayerArgs& args, Workspace) {
+       const SelectArgs& select_args = args.indexer->select;
+       shard_slots(backend, {select_args.positions, select_args.map, select_args.slots, {}});
+     }},
     {"Combine",
      [](const Backend& backend, Layer& layer, const SparseLayerArgs& args, Workspace) {
        CombineArgs merge;
@@ -175,7 +198,9 @@ TEST_P(Launch, NeverAllocates) {
   // The dense form attends to 33 rows.
   const SparseLayerBounds bounds{.select = {Layer::kTokens, Layer::kIndexHeads, 33, Layer::kTopk},
                                  .attention = {Layer::kTokens, Layer::kHeads, 33, 512, 64}};
-  const std::int64_t bytes = sparse_layer_workspace_bytes(backend, bounds);
+  const std::int64_t bytes =
+      std::max(sparse_layer_workspace_bytes(backend, bounds),
+               merge_topk_workspace_bytes(backend, {1, Layer::kTokens, Layer::kTopk, Layer::kTopk}));
   std::vector<std::byte> memory(static_cast<std::size_t>(bytes + kWorkspaceAlign));
   void* start = memory.data();
   std::size_t space = memory.size();

@@ -29,6 +29,8 @@ def test_one_version():
 def test_the_program_is_in_the_package():
     info = python("-m", "sievemla", "info")
     assert info.returncode == 0 and sievemla.version() in info.stdout
+    # pip shows nothing of a build: what was built, and how to get the other, is said here.
+    assert ("a CPU build" in info.stdout and "SIEVEMLA_CUDA=ON" in info.stdout) != sievemla.built_with_cuda()
     assert python("-m", "sievemla", "info", "--no-such-option").returncode == 2
     script = Path(sys.executable).parent / "sievemla"
     assert subprocess.run([script, "info"], capture_output=True, text=True).stdout == info.stdout

@@ -142,6 +142,50 @@ def test_topk_slots_starts_and_shards(backend, rng):
         assert (again == slots).all()
 
 
+@pytest.mark.parametrize("interleave", [1, 4])
+def test_context_parallel_ranks_select_as_one(backend, rng, interleave):
+    """Ties everywhere, rows shorter than the ranks; what ranks did not fill is the best of scores."""
+    ranks, k, whole = 4, 6, 40
+    scores = rng.integers(0, 3, (4, whole)).astype(np.float32)
+    lengths = np.array([whole, 17, 2, 0], np.int32)
+    table = np.zeros((4, 1), np.int32)
+    sent = np.full((ranks, 2, 4, k), 7, np.int32)
+    for rank in range(ranks):
+        mine = np.arange(whole) // interleave % ranks == rank
+        part = np.ascontiguousarray(scores[:, mine])
+        seen = np.array([mine[:n].sum() for n in lengths], np.int32)
+        local = np.empty((4, k), np.int32)
+        sievemla.topk(part, seen, positions=local, backend=backend)
+        selected_scores = sent[rank, 0].view(np.float32)
+        shard = sievemla.Shard(rank, ranks, interleave)
+        sievemla.topk_candidates(part, local, selected_scores, sent[rank, 1], shard=shard, backend=backend)
+        selected_scores[sent[rank, 1] < 0] = np.inf
+    for rank in range(ranks):
+        selected, slots, counts = np.empty((4, k), np.int32), np.empty((4, k), np.int64), np.empty(4, np.int32)
+        slot_map = sievemla.SlotMap(table, 64, rank=rank, ranks=ranks, interleave=interleave)
+        sievemla.merge_topk(
+            sent[:, 0].view(np.float32), sent[:, 1], selected=selected, slots=slots, counts=counts, map=slot_map,
+            backend=backend
+        )
+        again, counted = np.empty((4, k), np.int32), np.empty(4, np.int32)
+        sievemla.shard_slots(selected, slot_map, again, counts=counted, backend=backend)
+        assert (again == slots).all() and (counted == counts).all()
+        for t in range(4):
+            want = oracle.best(scores[t, : lengths[t]], k)
+            assert selected[t].tolist() == want + [-1] * (k - len(want))
+            held = [p for p in want if p // interleave % ranks == rank]
+            here = [p // (interleave * ranks) * interleave + p % interleave for p in held]
+            assert slots[t].tolist() == here + [-1] * (k - len(here))
+            assert counts[t] == len(here)
+    size = sievemla.merge_topk_workspace_bytes(backend, ranks=ranks, rows=4, n=k, k=k)
+    assert size > 0
+    with pytest.raises(ValueError, match="the workspace must be large enough"):
+        sievemla.merge_topk(
+            sent[:, 0].view(np.float32), sent[:, 1], selected=selected, workspace=np.zeros(size - 1, np.uint8),
+            backend=backend
+        )
+
+
 def test_expand_pools(backend):
     positions = np.empty((1, 16), np.int32)
     pools, lengths = np.array([[0, -1, 2]], np.int32), np.array([14], np.int32)
@@ -234,6 +278,28 @@ def test_index_keys_round_trip(backend, rng, name, style):
     assert (np.abs(got - want) <= bound).all()
 
 
+def test_a_layers_writes_are_the_separate_steps(backend, rng):
+    """On latents whose mean square is 1 and unturned ropes the steps before the writers change nothing."""
+    tokens = 3
+    latent = np.where(rng.uniform(size=(tokens, LATENT)) < 0.5, -1, 1).astype(np.float32)
+    rope = rng.standard_normal((tokens, ROPE)).astype(np.float32)
+    k, (weight, bias) = rng.standard_normal((tokens, 128)).astype(np.float32), np.float32([[1.0] * 128, [0.5] * 128])
+    slots, indices = np.array([20, -1, 7], np.int64), np.zeros((tokens, 9), np.int32)
+    pages = np.zeros((2, PAGES, PAGE_SIZE, LATENT + ROPE), np.float32)
+    caches = [sievemla.KvCache(p, "f32", LATENT, ROPE) for p in pages]
+    index_caches, none = [index_cache("fp8"), index_cache("fp8")], sievemla.Rope("none")
+    keys = sievemla.IndexKeys(k, weight, bias, slots, index_caches[0], none)
+    sievemla.write_layer(
+        latent, np.ones(LATENT, np.float32), slots, caches[0], latent_eps=1e-12, rope=none, rope_values=rope,
+        keys=keys, indices=indices, backend=backend
+    )  # fmt: skip
+    sievemla.write_latent(latent, slots, caches[1], rope=rope, backend=backend)
+    sievemla.write_index_keys(k, weight, bias, slots, index_caches[1], rope=none, backend=backend)
+    assert (pages[0] == pages[1]).all() and pages[0].any()
+    assert (index_caches[0].pages == index_caches[1].pages).all() and index_caches[0].pages.any()
+    assert (indices == -1).all()
+
+
 def test_scores_and_select(backend, rng):
     """Paged and contiguous keys give the same scores, and select() what index_scores() and topk() give."""
     heads, rows, width = 4, 6, 48
@@ -269,3 +335,12 @@ def test_scores_and_select(backend, rng):
             score_budget_bytes=budget, backend=backend
         )
         assert (got_p == want_p).all() and (got_s == want_s).all()
+    shard = sievemla.Shard(1, 2, 4)
+    want_scores, got_scores = np.empty((rows, k), np.float32), np.empty((rows, k), np.float32)
+    sievemla.topk_candidates(logits, want_p, want_scores, want_p, shard=shard, backend=backend)
+    sievemla.select(
+        q, weights, paged, lengths, width=width, positions=got_p, selected_scores=got_scores, shard=shard,
+        score_budget_bytes=1, backend=backend
+    )
+    assert (got_p == want_p).all() and (got_scores == want_scores).all()
+    assert got_p.max() > width  # positions of the whole sequence

@@ -31,9 +31,7 @@ class OnDevice {
   // The view, of a copy of all bytes that it spans; a view of the device's as it is.
   TensorView put(TensorView view) {
     if (!view || view.device == device_) return view;
-    std::int64_t last = 0;
-    for (int i = 0; i < view.rank; ++i) last += (view.dim(i) - 1) * view.step(i);
-    const std::int64_t bytes = view.elements() > 0 ? (last + 1) * size_of(view.dtype) : 0;
+    const std::int64_t bytes = api::span_bytes(view);
     const Copy& copy = copies_.emplace_back(Copy{view.data, cuda::Memory::on(device_, bytes)});
     cuda_copy(copy.memory.data(), view.data, bytes);
     view.data = copy.memory.data();

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""Engines as processes of their own, each run once a session; tiny checkpoints; and `sievemla run` as the reference."""
+"""Engines, each in a process and run once a session; tiny checkpoints; and `sievemla run` as the reference."""
 from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,21 +20,42 @@ GOLDEN = HERE.parent / "golden"
 QUIET = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 
-def run_engine(directory: Path, name: str, llm: dict, runs: list[dict], **env: str) -> subprocess.CompletedProcess:
-    job, out = directory / f"{name}.job.json", directory / f"{name}.json"
-    job.write_text(json.dumps({"llm": {"max_model_len": 512, "dtype": "float32", **llm}, "runs": runs}))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "engine.py"), str(job), str(out)], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, **QUIET, **env}, timeout=600,
-    )
-    done.result = json.loads(out.read_text()) if done.returncode == 0 else None
-    return done
+ENGINE = [sys.executable, str(HERE / "engine.py")]
+
+
+class Done(NamedTuple):
+    status: int
+    log: str
+    out: Path
 
 
 class Engines:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.models: dict[str, Path] = {}
+        self.forks: subprocess.Popen | None = None
+
+    def close(self) -> None:
+        if self.forks:
+            self.forks.stdin.close()
+            self.forks.wait()
+
+    def run(self, name: str, llm: dict, runs: list[dict], alone: bool, env: dict[str, str]) -> Done:
+        """alone: in a process that imports vLLM anew, for what is decided then, and for engines with workers."""
+        job, log, out = (self.directory / f"{name}.{end}" for end in ("job.json", "log", "json"))
+        job.write_text(json.dumps({"llm": {"max_model_len": 512, "dtype": "float32", **llm}, "runs": runs}))
+        if alone:
+            with log.open("w") as file:
+                status = subprocess.run([*ENGINE, job, out], stdout=file, stderr=file, timeout=600,
+                                        env={**os.environ, **QUIET, **env}).returncode
+        else:
+            if not self.forks:
+                self.forks = subprocess.Popen([*ENGINE, "--fork"], text=True, stdin=subprocess.PIPE,
+                                              stdout=subprocess.PIPE, env={**os.environ, **QUIET})
+            print(json.dumps({"job": str(job), "out": str(out), "log": str(log), "env": env}), file=self.forks.stdin,
+                  flush=True)
+            status = int(self.forks.stdout.readline())
+        return Done(status, log.read_text(), out)
 
     def model(self, name: str) -> str:
         """The checkpoint alone: vLLM takes every safetensors file of a directory for weights."""
@@ -85,20 +108,22 @@ class Engines:
             save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
         return str(directory)
 
-    def __call__(self, name: str, llm: dict, runs: list[dict], **env: str) -> dict:
-        done = run_engine(self.directory, name, llm, runs, **env)
-        assert done.returncode == 0, done.stdout[-6000:]
-        return {**done.result, "log": done.stdout}
+    def __call__(self, name: str, llm: dict, runs: list[dict], *, alone: bool = False, **env: str) -> dict:
+        done = self.run(name, llm, runs, alone, env)
+        assert done.status == 0, done.log[-6000:]
+        return {**json.loads(done.out.read_text()), "log": done.log}
 
-    def refused(self, name: str, llm: dict, **env: str) -> str:
-        done = run_engine(self.directory, name, llm, [], **env)
-        assert done.returncode != 0, done.stdout[-3000:]
-        return done.stdout
+    def refused(self, name: str, llm: dict, *, alone: bool = False, **env: str) -> str:
+        done = self.run(name, llm, [], alone, env)
+        assert done.status != 0, done.log[-3000:]
+        return done.log
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    return Engines(tmp_path_factory.mktemp("engines"))
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"))
+    yield made
+    made.close()
 
 
 def reference(name: str, prompt: list[int], tokens: int, *options: str) -> dict:

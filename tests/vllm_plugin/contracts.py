@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""What the plugin relies on in vLLM, as hashes of its source text, so that a changed body is seen as well.
+"""What the plugin relies on in vLLM, as hashes of its source text, so that a changed body is seen as well; and which
+module a model comes from.
 
 contracts.py VLLM VERSION   writes the hashes of an unpacked vLLM (the folder that holds vllm/) into contracts.json
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -40,6 +42,15 @@ RELIED_ON = {
 }
 
 
+# The module that holds the model's layers: it decides what calls us.
+MODELS = ("GlmMoeDsaForCausalLM", "DeepseekV32ForCausalLM", "DeepSeekMTPModel", "DeepseekV32MTPModel")
+
+
+def module_of(registry: str, model: str) -> str:
+    found = re.search(rf'"{model}": \(\s*"([^"]+)"', registry)
+    return found[1] if found else "absent"
+
+
 def node_of(tree: ast.AST, name: str) -> ast.AST | None:
     for part in name.split("."):
         named = (ast.FunctionDef, ast.ClassDef)
@@ -60,7 +71,9 @@ def hashes(root: Path) -> dict[str, str]:
             node = node_of(tree, name)
             source = ast.get_source_segment(text, node) if node else None
             found[f"{file}: {name}"] = hashlib.sha256(source.encode()).hexdigest()[:16] if source else "absent"
-    return found
+    registry = root / "vllm" / "model_executor" / "models" / "registry.py"
+    text = registry.read_text() if registry.exists() else ""
+    return found | {f"model {model}": module_of(text, model) for model in MODELS}
 
 
 def stored() -> dict[str, dict[str, str]]:

@@ -1,21 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
 """engine.py JOB.json OUT.json -- one vLLM engine, as a process of its own.
+engine.py --fork               -- one for each line of the input, {"job", "out", "log", "env"}, in a child that need not
+                                  import vLLM again; answers with the child's exit status
 
 JOB: {"llm": {arguments of LLM}, "runs": [{"prompts": [[ids], ...], "tokens": n}, ...]}
 OUT: {"backends": [...], "runs": [[{"tokens", "logprobs", "prompt_logprobs", "cached"}, ...], ...]}
 """
 import json
 import os
+import signal
 import sys
+import traceback
 
 
-def main() -> None:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    job_path, out_path = sys.argv[1:]
+SECONDS = 600  # after which an engine is killed
+
+
+def serve() -> None:
+    import vllm  # noqa: F401
+
+    from vllm import LLM  # noqa: F401 -- all of it, but no thread and no memory yet
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            serve_one(asked)
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        answers.flush()
+
+
+def serve_one(asked: dict) -> None:
+    status = 1
+    try:
+        signal.alarm(SECONDS)
+        log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(asked["env"])
+        run(asked["job"], asked["out"])
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run(job_path: str, out_path: str) -> None:
     with open(job_path) as file:
         job = json.load(file)
     from vllm import LLM, SamplingParams
@@ -50,4 +86,11 @@ def result_of(output) -> dict:
 
 
 if __name__ == "__main__":  # vLLM may start further processes of this file
-    main()
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if sys.argv[1:] == ["--fork"]:
+        serve()
+    else:
+        run(*sys.argv[1:])

@@ -60,6 +60,13 @@ def test_an_unknown_vllm_is_refused_with_both_versions(monkeypatch):
     assert versions.contract().version == "0.26.0"
 
 
+def test_a_vllm_whose_models_pass_us_by_is_refused_even_by_force(monkeypatch):
+    monkeypatch.setattr(versions, "installed", lambda: ("0.33.0", "cuda"))
+    monkeypatch.setenv("SIEVEMLA_VLLM", "force")
+    said = versions.problem()
+    assert "0.33.0 (cuda)" in said and "past every interface" in said and "0.26.0 (cuda)" in said
+
+
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_a_pipeline_stage_begins_with_a_layer_that_selects(stages):
     glm52 = SimpleNamespace(num_hidden_layers=78, index_topk_freq=4, index_skip_topk_offset=3)
@@ -143,5 +150,5 @@ def test_an_engine_that_cannot_be_served_says_so(engines: Engines):
     said = engines.refused("wrong", {"model": model, "dtype": "float16", "block_size": 48})
     assert "float16 is not served: set --dtype bfloat16" in said
     assert "block size 48 is not a multiple of 64: set --block-size 64" in said
-    said = engines.refused("off", {"model": model}, SIEVEMLA_VLLM="off")
+    said = engines.refused("off", {"model": model}, alone=True, SIEVEMLA_VLLM="off")
     assert "Sparse Attention is not supported on CPU" in said

@@ -32,10 +32,15 @@ def test_right_kernels_pass(shape):
     assert found(shape) == []
 
 
-def test_it_does_not_depend_on_the_default_device():
-    """vLLM builds a model's layers with its device as the default."""
-    with torch.device("meta"):
-        assert found() == []
+def test_it_does_not_depend_on_defaults():
+    """vLLM builds a model's layers with its device and the model's dtype as the defaults."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            assert found() == []
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import sievemla
 
 from . import settings
+from .log import logger
 
 _agreed = False
 
@@ -37,19 +38,41 @@ def disagreement(everyone: list[dict[str, str]]) -> str | None:
     return None
 
 
-def check_once(mine: dict[str, str]) -> None:
-    """Collective over the tensor-parallel group; raises RuntimeError on every rank if two of them differ."""
-    global _agreed
+def _of_every_rank(mine: dict[str, str]) -> list[dict[str, str]]:
+    """Collective over the tensor-parallel group."""
+    import torch.distributed
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
-    if _agreed or group.world_size == 1:
-        return
-    import torch.distributed
-
     everyone: list[Any] = [None] * group.world_size
     torch.distributed.all_gather_object(everyone, mine, group=group.cpu_group)
-    said = disagreement(everyone)
+    return everyone
+
+
+def _ranks() -> int:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return int(get_tp_group().world_size)
+
+
+def check_once(mine: dict[str, str]) -> None:
+    """Collective over the tensor-parallel group; raises RuntimeError on every rank if two of them differ."""
+    global _agreed
+    if _agreed or _ranks() == 1:
+        return
+    said = disagreement(_of_every_rank(mine))
     if said:
         raise RuntimeError(said)
     _agreed = True
+
+
+def check_selection(layer: str, selected: Any) -> None:
+    """SIEVEMLA_VLLM_RANKS=check: the same of `selected`, [rows, topk], of one layer and step."""
+    if settings.ranks() != "check":
+        return
+    host = selected.cpu().contiguous()
+    digest = hashlib.sha256(host.numpy().tobytes()).hexdigest()[:16]
+    logger.info("selection of %s, %d rows: %s", layer, host.shape[0], digest)
+    said = disagreement(_of_every_rank({f"selection of {layer}": digest}))
+    if said:
+        raise RuntimeError(said)

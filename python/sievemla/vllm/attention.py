@@ -15,9 +15,9 @@ import sievemla
 
 from . import agreement, selftest, settings, shared_layers, versions
 from .indexer import adopt
-from .metadata import StepMetadata
+from .metadata import StepMetadata, shard_of
 from .report import report
-from .workspace import Bounds, workspace_of
+from .workspace import Bounds, Layer, workspace_of
 
 _written: set[int] = set()  # the selections that a layer of this process writes
 
@@ -27,7 +27,9 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
     supports_dense_mha_prefill = False  # every row goes through forward_mqa
     masked_mha_available = False
     supports_pcp = False
-    supports_dcp = False
+    supports_dcp = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True  # a row knows its own length
+    can_return_lse_for_decode = True
     supports_quant_query_input = False
     lse_base_on_e = True
     index_group = None
@@ -63,21 +65,22 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         elif buffer.data_ptr() not in _written:
             stages = config.parallel_config.pipeline_parallel_size
             raise ValueError(shared_layers.refusal(config.model_config.hf_text_config, stages))
-        self.workspace = workspace_of(buffer.device)
-        self.workspace.claim(
+        self.layer = Layer(workspace_of(buffer.device), shard_of(config.parallel_config), num_heads, kv_lora_rank)
+        self.layer.workspace.claim(
             Bounds(
                 tokens=config.scheduler_config.max_num_batched_tokens,
                 context=config.model_config.max_model_len,
                 topk=buffer.shape[1],
-                heads=num_heads,
+                heads=num_heads * self.layer.shard.ranks,  # vLLM gathers all ranks' queries
                 index_heads=config.model_config.hf_text_config.index_n_heads,
                 latent=kv_lora_rank,
                 rope=qk_rope_head_dim,
+                ranks=self.layer.shard.ranks,
             )
         )
         self.scale_rule = versions.contract().latent_scale
         if indexer is not None:
-            adopt(indexer, self)
+            adopt(indexer, self.layer)
             shape = selftest.Shape(
                 heads=num_heads,
                 index_heads=indexer.n_head,
@@ -88,8 +91,8 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
                 index_format=settings.index_format(),
             )
             agreement.check_once(agreement.facts(shape.kv_format, shape.index_format, self.scale_rule))
-            selftest.run_once(shape, self.workspace.backend, buffer.device)
-            report(self, config)
+            selftest.run_once(shape, self.layer.workspace.backend, buffer.device)
+            report(self.layer.workspace, kv_cache_dtype, config)
 
     def topk_indices(self) -> torch.Tensor:
         """[rows, topk] i32, positions in the request. Looked up at each call: a draft model's is exchanged later."""
@@ -125,7 +128,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             self.cache(kv_cache),
             rope=k_pe.reshape(k_pe.shape[0], -1)[:rows] if self.rope else None,
             scale=self.scale_rule,
-            backend=self.workspace.backend,
+            backend=self.layer.workspace.backend,
         )
 
     def forward_mqa(
@@ -135,20 +138,28 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         attn_metadata: StepMetadata,
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """q: (nope [rows, heads, latent], rope [rows, heads, rope]) or both in one -> out [rows, heads, latent]."""
+        """q: (nope [rows, heads, latent], rope [rows, heads, rope]) or both in one -> out [rows, heads, latent].
+
+        With decode context parallel: of the selected rows that are here, and their lse [rows, heads], natural.
+        """
         nope, rope = q if isinstance(q, tuple) else (q, None)
         rows, heads = nope.shape[:2]
         positions = self.topk_indices()[:rows]
-        work = self.workspace
-        slots = work.slots[: positions.numel()].view(positions.shape)
-        sievemla.positions_to_slots(
-            positions,
-            sievemla.SlotMap(
-                attn_metadata.block_table, kv_c_and_k_pe_cache.shape[1], attn_metadata.row_request[:rows]
-            ),
-            slots,
-            backend=work.backend,
-        )
+        work = self.layer.workspace
+        slots = work.slots_of(positions)
+        counts, lse = None, None
+        request = attn_metadata.row_request[:rows]
+        page_size = kv_c_and_k_pe_cache.shape[1]
+        selected, self.layer.selected = self.layer.selected, None
+        if self.layer.shard.ranks == 1:
+            if selected != (attn_metadata.block_table.data_ptr(), rows, page_size):
+                slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request)
+                sievemla.positions_to_slots(positions, slot_map, slots, backend=work.backend)
+        else:
+            slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request, **vars(self.layer.shard))
+            counts = work.counts[:rows]
+            sievemla.shard_slots(positions, slot_map, slots, counts=counts, backend=work.backend)
+            lse = torch.empty((rows, heads), dtype=torch.float32, device=nope.device)
         out = torch.empty((rows, heads, self.latent), dtype=nope.dtype, device=nope.device)
         sievemla.attention(
             nope,
@@ -156,11 +167,13 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             out,
             scale=self.scale,
             slots=slots,
+            topk_length=counts,
             q_rope=rope if self.rope else None,
+            lse=lse,
             workspace=work.scratch,
             backend=work.backend,
         )
-        return out, None
+        return out, lse
 
     # Undeclared, but called or read on every sparse layer.
 

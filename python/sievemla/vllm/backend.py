@@ -111,4 +111,4 @@ class SieveMlaIndexBackend(SieveMlaBackend):
 
 
 # vLLM asks for this module when it builds its first sparse MLA layer, just before it settles that layer's cache dtype.
-contract.canonical_kv_dtype()
+contract.canonical_kv_dtype(SieveMlaBackend)

@@ -33,16 +33,15 @@ def replaced() -> list[str]:
     return sorted(_replaced.values())
 
 
-def canonical_kv_dtype() -> None:
+def canonical_kv_dtype(backend: type) -> None:
     """An fp8 cache, asked for by a flag or by the checkpoint, is served as fp8_ds_mla, as FLASHMLA_SPARSE does."""
     from vllm.model_executor.layers.attention import mla_attention
 
-    from .backend import SieveMlaBackend
     from .serves import canonical
 
     def make(original: Any) -> Any:
         def canonicalize(attn_backend: Any, kv_cache_dtype: str) -> Any:
-            if issubclass(attn_backend, SieveMlaBackend):
+            if issubclass(attn_backend, backend):
                 return canonical(kv_cache_dtype)
             return original(attn_backend, kv_cache_dtype)
 

@@ -16,6 +16,18 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
+import sievemla
+
+
+def shard_of(parallel: Any) -> sievemla.Shard:
+    """The positions that this process holds of every context."""
+    from vllm.distributed.parallel_state import get_dcp_group
+
+    if parallel.decode_context_parallel_size == 1:
+        return sievemla.Shard()
+    group = get_dcp_group()
+    return sievemla.Shard(group.rank_in_group, group.world_size, parallel.cp_kv_cache_interleave_size)
+
 
 @dataclass
 class StepMetadata(AttentionMetadata):
@@ -28,7 +40,8 @@ class StepMetadata(AttentionMetadata):
     block_table: torch.Tensor  # [requests, max_pages] i32
     slot_mapping: torch.Tensor  # [tokens] i64, -1: not cached
     row_request: torch.Tensor  # [tokens] i32; rows of padding name no request
-    row_length: torch.Tensor  # [tokens] i32: positions that the row sees, itself included; 0 for padding
+    row_length: torch.Tensor  # [tokens] i32: positions here that the row sees, itself included; 0 for padding
+    longest: int  # no row_length is more
     topk_tokens: int
     # vLLM's word for rows that go through forward_mqa: here all of them.
     num_decodes: int
@@ -49,12 +62,20 @@ def rows_of(starts: torch.Tensor, lengths: torch.Tensor, request: torch.Tensor, 
     torch.mul(lengths[mine] - ends[mine] + row + 1, row < ends[-1], out=seen)
 
 
+def part_of(lengths: torch.Tensor, shard: sievemla.Shard) -> torch.Tensor:
+    """How many of the first `lengths` positions are on this rank of decode context parallel."""
+    turn = shard.ranks * shard.interleave
+    rest = lengths % turn - shard.rank * shard.interleave
+    return lengths // turn * shard.interleave + rest.clamp(0, shard.interleave)
+
+
 class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         rows = vllm_config.scheduler_config.max_num_batched_tokens
+        self.shard = shard_of(vllm_config.parallel_config)
         self.topk = vllm_config.model_config.hf_text_config.index_topk
         self.row_request = torch.zeros(rows, dtype=torch.int32, device=device)
         self.row_length = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -68,6 +89,10 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         rows = common.num_actual_tokens
         request, length = self.row_request[:rows], self.row_length[:rows]
         rows_of(common.query_start_loc, common.seq_lens, request, length)
+        longest = common.max_seq_len
+        if self.shard.ranks > 1:
+            length.copy_(part_of(length, self.shard))
+            longest = -(-longest // (self.shard.ranks * self.shard.interleave)) * self.shard.interleave
         return StepMetadata(
             num_actual_tokens=rows,
             num_reqs=common.num_reqs,
@@ -79,6 +104,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             slot_mapping=common.slot_mapping,
             row_request=request,
             row_length=length,
+            longest=longest,
             topk_tokens=self.topk,
             num_decodes=common.num_reqs,
             num_decode_tokens=rows,

@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sievemla
 
 from . import contract, settings, versions
 from .log import logger
-
-if TYPE_CHECKING:
-    from .attention import SieveMlaImpl
+from .workspace import Workspace
 
 _reported = False
 
 
-def report(impl: SieveMlaImpl, config: Any) -> None:
+def report(workspace: Workspace, kv_cache_dtype: str, config: Any) -> None:
     global _reported
     if _reported or config.parallel_config.rank:
         return
@@ -29,11 +27,11 @@ def report(impl: SieveMlaImpl, config: Any) -> None:
     logger.info(
         "sievemla %s (%s) on vLLM %s (%s), backend %s: KV cache dtype %s, index keys %s, indexer rope %s (%s), "
         "workspace %.1f MiB",
-        sievemla.version(), sievemla.commit()[:9], *versions.installed(), impl.workspace.backend.name,
-        impl.kv_cache_dtype, index_keys, "interleaved" if interleaved else "half split", said,
-        impl.workspace.bytes() / 2**20,
+        sievemla.version(), sievemla.commit()[:9], *versions.installed(), workspace.backend.name,
+        kv_cache_dtype, index_keys, "interleaved" if interleaved else "half split", said,
+        workspace.bytes() / 2**20,
     )
-    here = impl.workspace.backend.name.partition(":")[0]
+    here = workspace.backend.name.partition(":")[0]
     for kernel in sievemla.kernels():
         if kernel.backend == here and kernel.runs_here:
             logger.debug("kernel of stage %s: %s", kernel.stage, kernel.name)

@@ -153,8 +153,13 @@ def _best(scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 def failures(shape: Shape, backend: sievemla.Backend, device: torch.device) -> list[str]:
     """What is wrong, one sentence for each; empty if nothing is."""
-    with torch.device("cpu"):  # vLLM builds its layers with the GPU as the default
-        return [said for case in cases(shape) for said in _failures_of(shape, case, backend, device)]
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # vLLM builds its layers with the model's dtype and the GPU as defaults
+    try:
+        with torch.device("cpu"):
+            return [said for case in cases(shape) for said in _failures_of(shape, case, backend, device)]
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _failures_of(shape: Shape, case: Case, backend: sievemla.Backend, device: torch.device) -> Iterator[str]:

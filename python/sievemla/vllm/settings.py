@@ -10,6 +10,7 @@ MODES = ("auto", "force", "off")
 INDEXERS = ("sievemla", "vllm")
 SELFTESTS = ("once", "skip")
 INDEX_FORMATS = ("fp8", "bf16", "f32")
+RANKS = ("trust", "check")
 
 
 def _one_of(name: str, values: tuple[str, ...]) -> str:
@@ -38,3 +39,9 @@ def selftest() -> str:
 def index_format() -> str:
     """SIEVEMLA_INDEX_FORMAT: how indexer keys are cached. bf16 and f32 are unquantised, and for the CPU alone."""
     return _one_of("SIEVEMLA_INDEX_FORMAT", INDEX_FORMATS)
+
+
+def ranks() -> str:
+    """SIEVEMLA_VLLM_RANKS: check compares every selection between the tensor-parallel ranks, by a hash that each logs,
+    and ends the engine where two differ. It waits for the device at every layer, so it goes with --enforce-eager."""
+    return _one_of("SIEVEMLA_VLLM_RANKS", RANKS)

@@ -18,13 +18,19 @@ class Contract:
     version: str
     build: str  # "cuda" or "cpu"
     # The scale rule of that vLLM's own writer of fp8_ds_mla rows.
-    latent_scale: Literal["arbitrary", "power_of_two"] = "arbitrary"
+    latent_scale: Literal["engine", "power_of_two"] = "engine"
 
 
 TABLE = (
     Contract("0.26.0", "cuda"),
     Contract("0.32.0", "cpu"),
 )
+
+# Read, and not served, whatever SIEVEMLA_VLLM says: what would go wrong there would go wrong in silence.
+REFUSED = {
+    ("0.33.0", "cuda"): "its GLM-5 and DeepSeek-V3.2 models write their caches and select tokens in kernels that they "
+    "call by name, past every interface that the plugin serves",
+}
 
 
 def installed() -> tuple[str, str]:
@@ -42,9 +48,14 @@ def build() -> str:
 def problem() -> str | None:
     """Why this vLLM is not served, or None."""
     found = installed()
+    known = ", ".join(f"{row.version} ({row.build})" for row in TABLE)
+    if found in REFUSED:
+        return (
+            f"this vLLM is {found[0]} ({found[1]}): {REFUSED[found]}; the plugin is written for {known}, and "
+            "SIEVEMLA_VLLM=off silences this"
+        )
     if any((row.version, row.build) == found for row in TABLE) or settings.mode() == "force":
         return None
-    known = ", ".join(f"{row.version} ({row.build})" for row in TABLE)
     return (
         f"this vLLM is {found[0]} ({found[1]}), and the plugin is written for {known}; SIEVEMLA_VLLM=force tries it "
         "all the same, SIEVEMLA_VLLM=off silences this"

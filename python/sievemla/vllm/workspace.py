@@ -22,6 +22,7 @@ class Bounds:
     index_heads: int
     latent: int
     rope: int
+    ranks: int = 1  # of decode context parallel
 
 
 class Workspace:
@@ -37,12 +38,15 @@ class Workspace:
             self.backend.prepare()  # loads every kernel: nothing is loaded later, in a graph capture say
         self.scratch: torch.Tensor | None = None  # None on the host: the library keeps its own
         self.slots = torch.empty(0, dtype=torch.int32, device=device)  # [tokens * topk]
+        self.counts = torch.empty(0, dtype=torch.int32, device=device)  # [tokens], slots of each row
 
     def claim(self, bounds: Bounds) -> None:
         """Makes room for steps within the bounds; only grows."""
         rows = bounds.tokens * bounds.topk
         if rows > self.slots.numel():
             self.slots = torch.empty(rows, dtype=torch.int32, device=self.device)
+        if bounds.tokens > self.counts.numel():
+            self.counts = torch.empty(bounds.tokens, dtype=torch.int32, device=self.device)
         needed = max(
             sievemla.select_workspace_bytes(
                 self.backend, rows=bounds.tokens, heads=bounds.index_heads, width=bounds.context, k=bounds.topk
@@ -51,14 +55,32 @@ class Workspace:
                 self.backend, tokens=bounds.tokens, heads=bounds.heads, lanes=bounds.topk, latent=bounds.latent,
                 rope=bounds.rope,
             ),
+            sievemla.merge_topk_workspace_bytes(
+                self.backend, ranks=bounds.ranks, rows=bounds.tokens, n=bounds.topk, k=bounds.topk
+            ) if bounds.ranks > 1 else 0,
         )
         if not self.host and (self.scratch is None or needed > self.scratch.numel()):
             self.scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
             sievemla.workspace_init(self.scratch, backend=self.backend)
 
+    def slots_of(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.slots[: positions.numel()].view(positions.shape)
+
     def bytes(self) -> int:
         scratch = 0 if self.scratch is None else self.scratch.numel()
-        return int(4 * self.slots.numel() + scratch)
+        return int(4 * (self.slots.numel() + self.counts.numel()) + scratch)
+
+
+@dataclass
+class Layer:
+    """What a layer's indexer and attention share."""
+
+    workspace: Workspace
+    shard: sievemla.Shard
+    heads: int
+    latent: int
+    # Block table, rows and page size of the slots that the indexer has just left in the workspace, for attention next.
+    selected: tuple[int, int, int] | None = None
 
 
 _of_device: dict[torch.device, Workspace] = {}

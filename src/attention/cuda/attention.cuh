@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/attention.cuh -- stage 3 on CUDA: one main loop over cache rows, sparse or dense, decode or
-// prefill.
+// src/attention/cuda/attention.cuh -- stage 3 on CUDA: the main loop of mma.sync, which every config has, over cache
+// rows, sparse or dense, decode or prefill.
 //
 //   s[j] = scale * q . row[j]      p = softmax(s)      out = sum_j p[j] * latent of row[j]
 //

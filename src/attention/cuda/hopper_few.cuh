@@ -124,6 +124,7 @@ struct FewHeads {
 #pragma unroll 1
       for (int i = lane; i < 16 * Rows::kStride / 16; i += 32) reinterpret_cast<uint4*>(s.rows[slot])[i] = {};
       cuda::fence_async();
+      __syncwarp();  // before one lane tells of them
     }
     if (lane == 0) {
       s.live[slot] = static_cast<unsigned short>(live);

@@ -18,16 +18,11 @@ namespace {
 using cuda::first_of, cuda::misplaced, cuda::spread;
 
 constexpr std::int64_t kMost = std::int64_t{1} << 30;
+constexpr std::int64_t kMostFillCtas = 1024;  // of rows of indices beyond the tokens
 
 // The rows of an fp8 page are not what its shape says.
 base::Lack misplaced(const IndexCache& cache) {
   return misplaced(cache.pages, "the cache", cache.format == IndexFormat::fp8 ? 1 : TensorView::kMaxRank);
-}
-
-cuda::Pages cache_of(const IndexCache& cache) {
-  const std::int64_t size = size_of(cache.pages.dtype);
-  return {static_cast<unsigned char*>(cache.pages.data), cache.pages.step(0) * size, cache.pages.step(1) * size,
-          cache.slots(), static_cast<int>(cache.page_size())};
 }
 
 CudaRope rope_of(const Rope& rope) {
@@ -52,7 +47,7 @@ CudaScoreParams params_of(const IndexScoreArgs& args) {
     p.scales = static_cast<const float*>(c.scales.data), p.n = c.keys.dim(0);
     if (c.starts) p.source = static_cast<const int*>(c.starts.data);
   } else {
-    const cuda::Pages cache = cache_of(args.paged.cache);
+    const cuda::Pages cache = cuda::cache_of(args.paged.cache.pages);
     p.keys = cache.pages, p.page_bytes = cache.page_bytes, p.page_size = cache.page_size;
     p.page_shift = std::has_single_bit(static_cast<unsigned>(p.page_size))
                        ? std::countr_zero(static_cast<unsigned>(p.page_size))
@@ -69,6 +64,19 @@ CudaScoreParams params_of(const IndexScoreArgs& args) {
   p.rows = static_cast<int>(rows), p.heads = static_cast<int>(args.q.dim(1));
   p.logits = static_cast<float*>(args.logits.data), p.logits_row = args.logits.step(0);
   p.width = static_cast<int>(args.logits.dim(1)), p.fill = args.fill;
+  return p;
+}
+
+WriteKeysParams params_of(const WriteIndexKeysArgs& args) {
+  WriteKeysParams p{};
+  p.at = cuda::slots_of(args.slots), p.cache = cuda::cache_of(args.cache.pages);
+  p.fp8 = args.cache.format == IndexFormat::fp8, p.rule = args.scale, p.floor = kv::kIndexKeyFloor;
+  p.tokens = args.k.dim(0);
+  p.k = args.k.data, p.k_f32 = args.k.dtype == DType::f32, p.k_row = args.k.step(0), p.k_step = args.k.step(1);
+  p.weight = args.norm_weight.data, p.weight_f32 = args.norm_weight.dtype == DType::f32;
+  p.weight_step = args.norm_weight.step(0);
+  p.bias = args.norm_bias.data, p.bias_f32 = args.norm_bias.dtype == DType::f32, p.bias_step = args.norm_bias.step(0);
+  p.eps = args.norm_eps, p.rope = rope_of(args.rope), p.round_bf16 = args.round_bf16;
   return p;
 }
 
@@ -144,21 +152,38 @@ base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
 }
 
 void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exec) {
-  WriteKeysParams p{};
-  p.at = {args.slots.data, args.slots.dtype == DType::i64, args.slots.step(0)}, p.cache = cache_of(args.cache);
-  p.fp8 = args.cache.format == IndexFormat::fp8, p.rule = args.scale, p.floor = kv::kIndexKeyFloor;
-  p.tokens = args.k.dim(0);
+  WriteKeysParams p = params_of(args);
   if (p.tokens == 0) return;
-  p.k = args.k.data, p.k_f32 = args.k.dtype == DType::f32, p.k_row = args.k.step(0), p.k_step = args.k.step(1);
-  p.weight = args.norm_weight.data, p.weight_f32 = args.norm_weight.dtype == DType::f32;
-  p.weight_step = args.norm_weight.step(0);
-  p.bias = args.norm_bias.data, p.bias_f32 = args.norm_bias.dtype == DType::f32, p.bias_step = args.norm_bias.step(0);
-  p.eps = args.norm_eps, p.rope = rope_of(args.rope);
   const cuda::Context& context = context_of(exec);
   void* arguments[] = {&p};
   launch(exec, context, cuda::kernels_for(context, config_kernels()).write_keys,
          {.ctas = cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), .threads = 32 * kHeadWarps, .smem_bytes = 0},
          arguments, "write_index_keys");
+}
+
+base::Lack write_layer_cuda_lacks(const WriteLayerArgs& args) {
+  if (args.indices && (args.indices.dim(0) > kMost || args.indices.dim(1) > kMost))
+    return "rows and width of indices must be at most 2^30";
+  return first_of({cuda::latent_lacks(args.latent.cache, args.latent.slots.dim(0)),
+                   args.keys.k ? write_index_keys_cuda_lacks(args.keys) : base::Lack("")});
+}
+
+void write_layer_cuda(const WriteLayerArgs& args, const base::Exec& exec) {
+  WriteLayerParams p{};
+  p.latent = cuda::latent_params(args.latent), p.tokens = args.latent.slots.dim(0);
+  p.weight = args.latent_weight.data, p.weight_f32 = args.latent_weight.dtype == DType::f32;
+  p.weight_step = args.latent_weight.step(0), p.eps = args.latent_eps, p.rope = rope_of(args.rope);
+  if (args.keys.k) p.keys = params_of(args.keys);
+  if (args.indices) {
+    p.indices = static_cast<int*>(args.indices.data), p.index_rows = args.indices.dim(0);
+    p.index_row = args.indices.step(0), p.index_width = static_cast<int>(args.indices.dim(1));
+  }
+  const std::int64_t ctas = std::max(p.tokens, std::min<std::int64_t>(p.index_rows, kMostFillCtas));
+  if (ctas == 0) return;
+  const cuda::Context& context = context_of(exec);
+  void* arguments[] = {&p};
+  launch(exec, context, cuda::kernels_for(context, config_kernels()).write_layer,
+         {.ctas = ctas, .threads = kLayerThreads, .smem_bytes = 0}, arguments, "write_layer");
 }
 
 base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args) {
@@ -174,7 +199,7 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   p.q_token = args.q.step(0), p.q_head = args.q.step(1), p.q_step = args.q.step(2);
   p.weights = args.weights.data, p.weights_f32 = args.weights.dtype == DType::f32;
   p.weights_token = args.weights.step(0), p.weights_head = args.weights.step(1);
-  p.weight_scale = args.weight_scale, p.rope = rope_of(args.rope);
+  p.weight_scale = args.weight_scale, p.rope = rope_of(args.rope), p.round_bf16 = args.round_bf16;
   p.rule = args.scale, p.floor = kv::kIndexQueryFloor, p.fp8 = args.out_q.dtype == DType::u8;
   p.out = args.out_q.data, p.out_token = args.out_q.step(0), p.out_head = args.out_q.step(1);
   p.out_weights = static_cast<float*>(args.out_weights.data);
@@ -195,6 +220,7 @@ void indexer_cuda_prepare(int config_sm) {
     for (const auto& some : kernels.pass)
       for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(kMostHeads, kMostFold));
     cuda::load_kernel(kernels.write_keys, 0);
+    cuda::load_kernel(kernels.write_layer, 0);
     cuda::load_kernel(kernels.queries, 0);
   }
 }

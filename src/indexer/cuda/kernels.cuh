@@ -5,6 +5,7 @@
 #include "indexer/cuda/heads.cuh"
 #include "indexer/cuda/hopper.cuh"
 #include "indexer/cuda/kernels.h"
+#include "indexer/cuda/layer.cuh"
 #include "indexer/cuda/scores.cuh"
 
 namespace sievemla::stage::indexer {
@@ -54,6 +55,7 @@ ConfigKernels make_kernels() {
       for (PassKernel& pass : some) pass = pass_kernel_of<Arch, PassTile<Arch, 4, 2>>();
   }
   kernels.write_keys = reinterpret_cast<const void*>(&write_keys_kernel<Arch>);
+  kernels.write_layer = reinterpret_cast<const void*>(&write_layer_kernel<Arch>);
   kernels.queries = reinterpret_cast<const void*>(&queries_kernel<Arch>);
   return kernels;
 }

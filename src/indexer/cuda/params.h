@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/cache.h"
+#include "cuda/latent.h"
 #include "sievemla/indexer.h"
 
 namespace sievemla::stage::indexer {
@@ -39,6 +39,7 @@ struct CudaScoreParams {
 };
 
 inline constexpr int kHeadWarps = 4;  // of a CTA, a key or a head each
+inline constexpr int kLayerThreads = 192;
 
 struct CudaRope {
   RopeStyle style;
@@ -63,6 +64,21 @@ struct WriteKeysParams {
   std::int64_t k_row, k_step, weight_step, bias_step;
   float eps;
   CudaRope rope;
+  bool round_bf16;
+};
+// `latent` and `keys` as the separate writers get them; keys.k null: none.
+struct WriteLayerParams {
+  cuda::LatentParams latent;
+  std::int64_t tokens;
+  const void* weight;
+  bool weight_f32;
+  std::int64_t weight_step;
+  float eps;
+  CudaRope rope;
+  WriteKeysParams keys;
+  int* indices;  // [index_rows, index_width]
+  std::int64_t index_rows, index_row;
+  int index_width;
 };
 struct QueryParams {
   std::int64_t tokens, heads;
@@ -71,6 +87,7 @@ struct QueryParams {
   std::int64_t q_token, q_head, q_step, weights_token, weights_head;
   float weight_scale;
   CudaRope rope;
+  bool round_bf16;
   ScaleRule rule;
   float floor;
   bool fp8;  // else bf16

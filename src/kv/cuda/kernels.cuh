@@ -2,47 +2,28 @@
 // Copyright The SieveMLA authors
 // src/kv/cuda/kernels.cuh -- writers and gatherers of caches on CUDA: a CTA a row.
 #pragma once
-#include "cuda/cache.cuh"
+#include "cuda/latent.cuh"
 #include "kv/cuda/kernels.h"
-#include "kv/fp8_rows.h"
 
 namespace sievemla::kv {
 
-// Warps 0 .. 3 quantise a group of 128 latent values each, all threads copy what is not quantised.
 template <class Arch>
-__global__ void write_latent_kernel(const __grid_constant__ LatentParams p) {
+__global__ void write_latent_kernel(const __grid_constant__ cuda::LatentParams p) {
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   if (slot < 0 || slot >= p.cache.slots) return;
-  const cuda::SlotPlace at(p.cache, slot);
-  unsigned char* const out = at.page + at.offset * p.cache.row_bytes;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  auto latent = [&](int i) { return cuda::load_real(p.latents, p.f32, row * p.latents_row + i); };
-  auto rope = [&](int i) { return cuda::load_real(p.ropes, p.f32, row * p.ropes_row + i); };
-  if (p.format == KvFormat::bf16) {
-    for (int i = thread; i < p.latent + p.rope; i += kRowThreads)
-      reinterpret_cast<bf16*>(out)[i] = base::to_bf16(i < p.latent ? latent(i) : rope(i - p.latent));
-    return;
-  }
-  static_assert(kRowThreads == 32 * Fp8DsMlaRow::kGroups);
-  const int first = warp * Fp8DsMlaRow::kScaleGroup + lane * 4;
-  const float x[4] = {latent(first), latent(first + 1), latent(first + 2), latent(first + 3)};
-  const float scale = cuda::scale_of_group(x, p.rule, 0.f);
-  *reinterpret_cast<std::uint32_t*>(out + first) = static_cast<std::uint32_t>(cuda::code_of(x[0], scale)) |
-                                                   static_cast<std::uint32_t>(cuda::code_of(x[1], scale)) << 8 |
-                                                   static_cast<std::uint32_t>(cuda::code_of(x[2], scale)) << 16 |
-                                                   static_cast<std::uint32_t>(cuda::code_of(x[3], scale)) << 24;
-  if (lane == 0) reinterpret_cast<float*>(out + Fp8DsMlaRow::kScaleOffset)[warp] = scale;
-  for (int i = thread; i < p.rope; i += kRowThreads)
-    reinterpret_cast<bf16*>(out + Fp8DsMlaRow::kRopeOffset)[i] = base::to_bf16(rope(i));
+  unsigned char* const out = cuda::row_of_slot(p.cache, slot);
+  const int thread = static_cast<int>(threadIdx.x);
+  cuda::store_latent(p, out, thread, [&](int i) { return cuda::load_real(p.latents, p.f32, row * p.latents_row + i); });
+  for (int i = thread; i < p.rope; i += cuda::kRowThreads)
+    cuda::rope_of_row(p, out)[i] = base::to_bf16(cuda::load_real(p.ropes, p.f32, row * p.ropes_row + i));
 }
 
 template <class Arch>
-__global__ void gather_latent_kernel(const __grid_constant__ LatentParams p) {
+__global__ void gather_latent_kernel(const __grid_constant__ cuda::LatentParams p) {
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   const bool there = slot >= 0 && slot < p.cache.slots;
-  const cuda::SlotPlace at(p.cache, there ? slot : 0);
-  const unsigned char* const from = at.page + at.offset * p.cache.row_bytes;
-  for (int i = static_cast<int>(threadIdx.x); i < p.latent + p.rope; i += kRowThreads) {
+  const unsigned char* const from = cuda::row_of_slot(p.cache, there ? slot : 0);
+  for (int i = static_cast<int>(threadIdx.x); i < p.latent + p.rope; i += cuda::kRowThreads) {
     double x = 0;  // holds every format exactly, so that one rounding follows
     if (there && p.format == KvFormat::bf16) {
       x = base::to_f32(reinterpret_cast<const bf16*>(from)[i]);
@@ -64,7 +45,7 @@ __global__ void gather_index_keys_kernel(const __grid_constant__ IndexGatherPara
   const bool there = slot >= 0 && slot < p.cache.slots;
   const cuda::SlotPlace at(p.cache, there ? slot : 0);
   const unsigned char* const from = at.page + at.offset * p.cache.row_bytes;
-  for (int i = static_cast<int>(threadIdx.x); i < p.key_bytes; i += kRowThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < p.key_bytes; i += cuda::kRowThreads)
     p.keys[row * p.keys_row + i] = there ? from[i] : std::uint8_t{0};
   if (p.scaled && threadIdx.x == 0)
     p.scales[row * p.scales_step] =

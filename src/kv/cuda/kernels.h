@@ -10,11 +10,10 @@ namespace sievemla::kv {
 
 struct ConfigKernels {
   int sm;                    // of the config, as cuda::Config
-  const void* write_latent;  // __global__ void (LatentParams), a CTA a row
+  const void* write_latent;  // __global__ void (cuda::LatentParams), a CTA a row
   const void* gather_latent;
   const void* gather_index_keys;  // __global__ void (IndexGatherParams)
 };
-inline constexpr int kRowThreads = 128;
 
 // In the order of cuda::configs(). Written by CMake.
 std::span<const ConfigKernels> config_kernels();

@@ -5,23 +5,9 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/cache.h"
-#include "sievemla/kv_format.h"
+#include "cuda/latent.h"
 
 namespace sievemla::kv {
-
-struct LatentParams {
-  cuda::SlotList at;
-  cuda::Pages cache;
-  KvFormat format;  // bf16, fp8_ds_mla or fp8_nope
-  int latent, rope;
-  // [n, latent] and [n, rope] f32 or bf16: of the writer; of the gatherer one tensor [n, latent + rope], and no second.
-  void* latents;
-  void* ropes;
-  bool f32;
-  std::int64_t latents_row, ropes_row;  // in elements
-  ScaleRule rule;
-};
 
 struct IndexGatherParams {
   cuda::SlotList at;

@@ -7,6 +7,7 @@
 
 #include "topk/cuda/id_kernels.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/merge_kernels.cuh"
 #include "topk/cuda/select.cuh"
 
 namespace sievemla::stage::topk {
@@ -30,7 +31,10 @@ ConfigKernels make_kernels() {
           select_of<Arch, RowKind::kLong>(),
           select_of<Arch, RowKind::kShared>(),
           reinterpret_cast<const void*>(&slots_kernel<Arch>),
-          reinterpret_cast<const void*>(&pools_kernel<Arch>)};
+          reinterpret_cast<const void*>(&pools_kernel<Arch>),
+          reinterpret_cast<const void*>(&candidates_kernel<Arch>),
+          reinterpret_cast<const void*>(&order_kernel<Arch>),
+          reinterpret_cast<const void*>(&pick_kernel<Arch>)};
 }
 
 }  // namespace sievemla::stage::topk

@@ -4,6 +4,7 @@
 #pragma once
 #include <span>
 
+#include "topk/cuda/merge_params.h"
 #include "topk/cuda/params.h"
 
 namespace sievemla::stage::topk {
@@ -19,9 +20,10 @@ struct ConfigKernels {
   SelectKernel of_list, alone, shared;  // rows that fit a list; of any length; the same, by `parts` CTAs each
   const void* slots;                    // __global__ void (const int* positions, int64 row, int k, CudaIds)
   const void* pools;                    // __global__ void (PoolParams)
+  const void* candidates;               // __global__ void (CandidatesParams)
+  const void* order;                    // __global__ void (OrderParams)
+  const void* pick;                     // __global__ void (PickParams)
 };
-
-inline constexpr int kIdThreads = 256;  // of slots and pools
 
 // In the order of cuda::configs(). Written by CMake.
 std::span<const ConfigKernels> config_kernels();

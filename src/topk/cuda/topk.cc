@@ -7,16 +7,14 @@
 
 #include "cuda/context.cuh"
 #include "cuda/launch.h"
-#include "cuda/layout.h"
 #include "topk/cuda/kernels.h"
-#include "topk/registry.h"
+#include "topk/cuda/slot_map.h"
 
 namespace sievemla::stage::topk {
 namespace {
 
 using cuda::first_of, cuda::spread;
 
-constexpr std::int64_t kMost = std::int64_t{1} << 30;
 constexpr int kMostParts = 32;
 
 // CTAs that share a long row. A part costs its handing over: fewer than four are not worth it.
@@ -37,31 +35,6 @@ Layout layout(std::int64_t width, int multiprocessors) {
   const std::int64_t counts = cuda::ceil_div(cuda::kTicketBytes, kWorkspaceAlign) * kWorkspaceAlign;
   const std::int64_t lists = counts + cuda::ceil_div(parts * 4, kWorkspaceAlign) * kWorkspaceAlign;
   return {counts, lists, lists + parts * kListEntries * static_cast<std::int64_t>(sizeof(ListEntry))};
-}
-
-base::Lack lacks_map(const SlotMap& map) {
-  if (map.page_size > kMost) return "a page must hold at most 2^30 tokens";
-  if (map.shard.ranks > kMost || map.shard.interleave > kMost / std::max(map.shard.ranks, 1))
-    return "ranks * interleave must be at most 2^30";
-  if (map.block_table.dim(0) > kMost) return "there must be at most 2^30 requests";
-  const base::Lack table = spread(map.block_table, "the block table");
-  return table.empty() ? spread(map.row_request, "row_request") : table;
-}
-
-CudaIds ids_of(const TensorView& positions, const TensorView& slots, const SlotMap& map, std::int64_t rows) {
-  CudaIds out{};
-  if (positions) out.positions = static_cast<int*>(positions.data), out.positions_row = positions.step(0);
-  if (!slots) return out;
-  out.slots = slots.data, out.slots_row = slots.step(0), out.wide_slots = slots.dtype == DType::i64;
-  const std::int64_t requests = map.block_table.dim(0);
-  out.map.table = static_cast<const int*>(map.block_table.data), out.map.table_row = map.block_table.step(0);
-  out.map.requests = static_cast<int>(requests);
-  out.map.pages = static_cast<int>(std::min<std::int64_t>(map.block_table.dim(1), INT32_MAX));
-  if (map.row_request) out.map.row_request = static_cast<const int*>(map.row_request.data);
-  out.map.rows_per_request = static_cast<int>(requests > 0 ? std::max<std::int64_t>(rows / requests, 1) : 1);
-  out.map.page_size = static_cast<int>(map.page_size);
-  out.map.rank = map.shard.rank, out.map.ranks = map.shard.ranks, out.map.interleave = map.shard.interleave;
-  return out;
 }
 
 const ConfigKernels& kernels_on(const cuda::Context& context) { return cuda::kernels_for(context, config_kernels()); }
@@ -153,8 +126,8 @@ void topk_cuda_prepare(int config_sm) {
     if (kernels.sm != config_sm) continue;
     for (const SelectKernel& kernel : {kernels.of_list, kernels.alone, kernels.shared})
       cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
-    cuda::load_kernel(kernels.slots, 0);
-    cuda::load_kernel(kernels.pools, 0);
+    for (const void* kernel : {kernels.slots, kernels.pools, kernels.candidates, kernels.order, kernels.pick})
+      cuda::load_kernel(kernel, 0);
   }
 }
 

@@ -38,6 +38,17 @@ def fill(cache) -> None:
         cache[at : at + len(piece)] = piece[: len(cache) - at]
 
 
+def print_kernels(graph, flush) -> None:
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        flush.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+    for event in sorted(profile.events(), key=lambda event: event.time_range.start):
+        print(f"KERNEL {event.time_range.start:.1f} {event.time_range.elapsed_us():.1f} us {event.name[:90]}")
+
+
 def replay_times(call) -> list[float]:
     """Microseconds of each replay of a graph of `call`, L2 flushed before it."""
     import torch
@@ -54,6 +65,7 @@ def replay_times(call) -> list[float]:
         call()
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     times = []
+    print_kernels(graph, flush)
     for _ in range(REPLAYS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         flush.zero_()
