@@ -23,7 +23,6 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/place.h"
-#include "kv/formats.h"
 #include "kv/index_page.h"
 
 namespace sievemla::cli {

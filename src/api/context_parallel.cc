@@ -9,6 +9,7 @@
 #include "api/checks.h"
 #include "api/rules.h"
 #include "base/view.h"
+#include "topk/merge.h"
 
 namespace sievemla {
 namespace {
@@ -37,11 +38,6 @@ void check_slots(const Backend& backend, const TensorView& slots, const TensorVi
   api::check_output(backend, slots, {rows, k}, {DType::i32, DType::i64}, where + "slots");
   if (counts) api::check_output(backend, counts, {rows}, {DType::i32}, where + "counts");
   api::check_slot_map(backend, map, rows, where + "map");
-}
-
-MergeTopkBounds bounds_of(const MergeTopkArgs& args) {
-  return {args.scores.dim(0), args.scores.dim(1), args.scores.dim(2),
-          args.selected ? args.selected.dim(1) : args.slots.dim(1)};
 }
 
 }  // namespace
@@ -80,7 +76,7 @@ void merge_topk(const Backend& backend, const MergeTopkArgs& args, Workspace wor
   if (args.lengths) api::check_tensor(backend, args.lengths, {ranks, rows}, {DType::i32}, where + "lengths");
   expects(args.selected || args.slots, "selected or slots must be given", "merge_topk", "neither");
   expects(args.slots || !args.counts, "counts go with slots", where + "slots", "none");
-  const MergeTopkBounds bounds = bounds_of(args);
+  const MergeTopkBounds bounds = stage::topk::bounds_of(args);
   if (args.selected) api::check_output(backend, args.selected, {rows, bounds.k}, {DType::i32}, where + "selected");
   if (args.slots) check_slots(backend, args.slots, args.counts, args.map, rows, bounds.k, where);
   const std::int64_t needed = merge_topk_workspace_bytes(backend, bounds);

@@ -10,12 +10,13 @@
 
 #include "api/checks.h"
 #include "api/rules.h"
+#include "base/scratch.h"
 #include "sievemla/error.h"
 
 namespace sievemla {
 namespace {
 
-std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+using base::round_up;
 
 // Rows [begin, begin + n) of a tensor, if it is given.
 TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t n) {

@@ -73,7 +73,7 @@ void each_tensor(TopkArgs& a, F&& f) {
 template <class F>
 void each_tensor(SelectArgs& a, F&& f) {
   each_tensor(a.score, f);
-  f(a.positions), f(a.slots);
+  f(a.positions), f(a.slots), f(a.selected_scores);
   each_tensor(a.map, f);
 }
 template <class F>

@@ -10,6 +10,9 @@
 
 namespace sievemla::base {
 
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
 class Scratch {
  public:
   explicit Scratch(void* data = nullptr) : data_(static_cast<std::byte*>(data)) {}
@@ -19,7 +22,7 @@ class Scratch {
   template <class T>
   T* take(std::int64_t n) {
     T* array = data_ ? reinterpret_cast<T*>(data_ + bytes_) : nullptr;
-    bytes_ += (n * static_cast<std::int64_t>(sizeof(T)) + kLine - 1) / kLine * kLine;
+    bytes_ += round_up(n * static_cast<std::int64_t>(sizeof(T)), kLine);
     return array;
   }
   std::int64_t bytes() const { return bytes_; }

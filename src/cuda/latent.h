@@ -47,7 +47,6 @@ inline LatentParams latent_params(const WriteLatentArgs& args) {
 }
 
 inline base::Lack latent_lacks(const KvCache& cache, std::int64_t rows) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
   if (cache.format == KvFormat::f32) return "the cache must be bf16 or fp8";
   if (rows > kMost || cache.page_size() > kMost) return "rows and page size must be at most 2^30";
   return misplaced(cache.pages, "the cache");

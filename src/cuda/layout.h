@@ -10,6 +10,8 @@
 
 namespace sievemla::cuda {
 
+inline constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of what kernels count in 32 bits
+
 // A base and the first strides, all but the last if nothing is said, are multiples of 16 bytes.
 inline base::Lack misplaced(const TensorView& view, const char* name, int strides = TensorView::kMaxRank) {
   if (view.elements() == 0) return "";

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kBudget = std::int64_t{64} << 20;  // bytes of candidates and columns at a time
 constexpr std::int64_t kElement = 4;                      // bytes of each of them
 
-std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+using base::round_up;
 
 struct Plan {
   Plan(const Backend& backend, const MergeTopkBounds& bounds)

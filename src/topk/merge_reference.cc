@@ -3,26 +3,10 @@
 // src/topk/merge_reference.cc -- context_parallel.h as its definitions: a merge sorts all candidates of a row, best
 // first, and keeps the first k.
 #include <algorithm>
-#include <cmath>
 
 #include "topk/merge.h"
 
 namespace sievemla::stage::topk {
-namespace {
-
-struct Candidate {
-  float score;
-  std::int32_t position;
-};
-
-bool better(const Candidate& a, const Candidate& b) {  // -0 == +0 here
-  auto value = [](float x) { return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x; };
-  const float x = value(a.score), y = value(b.score);
-  return x > y || (x == y && a.position < b.position);
-}
-
-}  // namespace
-
 void topk_candidates_reference(const CandidatesArgs& args, const base::Exec&) {
   for (std::int64_t t = 0; t < args.local.dim(0); ++t) candidates_row(args, t);
 }

@@ -2,8 +2,6 @@
 // Copyright The SieveMLA authors
 // src/topk/reference.cc -- stage 2 as its definition: sort the visible positions, keep the first k.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "topk/rows.h"
 
@@ -13,13 +11,8 @@ void select_reference(const TopkArgs& args, const base::Exec& exec) {
   auto* ids = static_cast<std::int32_t*>(exec.workspace.data);
   for (std::int64_t t = 0; t < args.scores.dim(0); ++t) {
     const std::span<const float> scores = visible_scores(args, t);
-    auto value = [&](std::int32_t p) {
-      const float x = scores[static_cast<std::size_t>(p)];
-      return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x;
-    };
-    auto better = [&](std::int32_t a, std::int32_t b) {  // -0 == +0 here
-      return value(a) > value(b) || (value(a) == value(b) && a < b);
-    };
+    auto candidate = [&](std::int32_t p) { return Candidate{scores[static_cast<std::size_t>(p)], p}; };
+    auto better = [&](std::int32_t a, std::int32_t b) { return stage::topk::better(candidate(a), candidate(b)); };
     const std::int64_t n = static_cast<std::int64_t>(scores.size()), k = std::min(width_of_outputs(args), n);
     for (std::int32_t p = 0; p < n; ++p) ids[p] = p;
     std::partial_sort(ids, ids + k, ids + n, better);

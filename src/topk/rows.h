@@ -3,6 +3,7 @@
 // src/topk/rows.h -- what host kernels do with one row, apart from selecting: read its scores, map positions to slots,
 // write its outputs.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -22,6 +23,17 @@ inline std::span<const float> visible_scores(const TopkArgs& args, std::int64_t 
 
 inline std::int64_t width_of_outputs(const TopkArgs& args) {
   return args.positions ? args.positions.dim(1) : args.slots.dim(1);
+}
+
+// The reference's order: by score, NaN as -inf and -0 as +0, then by position.
+struct Candidate {
+  float score;
+  std::int32_t position;
+};
+inline bool better(const Candidate& a, const Candidate& b) {
+  auto value = [](float x) { return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x; };
+  const float x = value(a.score), y = value(b.score);
+  return x > y || (x == y && a.position < b.position);
 }
 
 // The slots of one row's positions: SlotMap's formulas.

@@ -3,11 +3,12 @@
 // tests/dcp/bad_argument_test.cc -- each rule of context_parallel.h refuses with its words, and nothing is written.
 #include <gtest/gtest.h>
 
-#include <string>
+#include <initializer_list>
 
 #include "sievemla/context_parallel.h"
 #include "sievemla/error.h"
 #include "topk/problem.h"
+#include "topk/refused.h"
 
 namespace sievemla::test {
 namespace {
@@ -49,28 +50,9 @@ struct Call {
   }
 };
 
-struct Bad {
-  const char* name;
-  const char* words;  // of the message
-  void (*break_it)(Call&);
-};
-
 template <class Run>
-void expect_refused(std::initializer_list<Bad> bads, Run&& run) {
-  for (const Bad& bad : bads)
-    for (const Backend& backend : host_backends()) {
-      Call call;
-      run(backend, call);  // right as it is
-      Call wrong;
-      bad.break_it(wrong);
-      try {
-        run(backend, wrong);
-        ADD_FAILURE() << bad.name << " was accepted by " << backend.name();
-      } catch (const InvalidArgument& error) {
-        EXPECT_NE(std::string(error.what()).find(bad.words), std::string::npos) << bad.name << ": " << error.what();
-      }
-      EXPECT_TRUE(wrong.untouched()) << bad.name;
-    }
+void expect_refused(std::initializer_list<Refusal<Call>> bads, Run&& run) {
+  for (const Refusal<Call>& bad : bads) test::expect_refused<InvalidArgument>(host_backends(), bad, run);
 }
 
 TEST(BadArgument, TopkCandidates) {

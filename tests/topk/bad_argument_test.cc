@@ -3,10 +3,9 @@
 // tests/topk/bad_argument_test.cc -- each rule of stage 2's calls refuses with its words, and nothing is written.
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "sievemla/error.h"
 #include "topk/problem.h"
+#include "topk/refused.h"
 
 namespace sievemla::test {
 namespace {
@@ -34,27 +33,11 @@ struct Call {
   }
 };
 
-struct Bad {
-  const char* name;
-  const char* words;  // of the message
-  void (*break_it)(Call&);
-};
+using Bad = Refusal<Call>;
 
 template <class Error, class Run>
 void expect_refused(const Bad& bad, Run&& run) {
-  for (const Backend& backend : host_backends(kThreads)) {
-    Call call;
-    run(backend, call);  // right as it is
-    Call wrong;
-    bad.break_it(wrong);
-    try {
-      run(backend, wrong);
-      ADD_FAILURE() << bad.name << " was accepted by " << backend.name();
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(bad.words), std::string::npos) << bad.name << ": " << error.what();
-    }
-    EXPECT_TRUE(wrong.untouched()) << bad.name;
-  }
+  test::expect_refused<Error>(host_backends(kThreads), bad, run);
 }
 
 void run_topk(const Backend& backend, Call& call) {

@@ -30,8 +30,7 @@ constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;  // for partial r
 constexpr std::int64_t kMergeHeads = 4;  // merged together: starting a piece of parallel work takes 0.1 us
 constexpr std::int64_t kBatch = 256;     // rows that a kernel gets at a time, a multiple of every tier's block
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+using base::ceil_div, base::round_up;
 
 constexpr std::int64_t chunk_lanes(std::int64_t lanes) {
   return std::max(kMinChunk, round_up(ceil_div(lanes, kMaxChunks), kMinChunk));

@@ -117,15 +117,14 @@ base::Lack attention_cuda_lacks(const AttentionArgs& args) {
   if (args.kv.latent != 512 || (args.kv.rope != 0 && args.kv.rope != 64))
     return "a row must be latent 512 and rope 64 or 0";
   if (args.q.dtype != DType::bf16) return "q must be bf16";
-  const std::int64_t most = std::int64_t{1} << 30;
-  if (args.q.dim(0) * args.q.dim(1) > most) return "tokens * heads must be at most 2^30";
-  if (args.kv.page_size() > most) return "a page must hold at most 2^30 rows";
+  if (args.q.dim(0) * args.q.dim(1) > cuda::kMost) return "tokens * heads must be at most 2^30";
+  if (args.kv.page_size() > cuda::kMost) return "a page must hold at most 2^30 rows";
   const base::Lack fault =
       cuda::first_of({misplaced(args.q, "q"), misplaced(args.q_rope, "q_rope"), misplaced(args.kv.pages, "kv.pages"),
                       misplaced(args.out, "out"), not_contiguous(args.sink, "sink")});
   if (!fault.empty()) return fault;
   if (const auto* slots = std::get_if<Slots>(&args.rows)) {
-    if (slots->indices.dim(slots->indices.rank - 1) > most) return "topk must be at most 2^30";
+    if (slots->indices.dim(slots->indices.rank - 1) > cuda::kMost) return "topk must be at most 2^30";
     return not_contiguous(slots->topk_length, "topk_length");
   }
   const BlockTable& blocks = std::get<BlockTable>(args.rows);

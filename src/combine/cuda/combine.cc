@@ -4,13 +4,13 @@
 #include "combine/cuda/kernels.h"
 #include "combine/registry.h"
 #include "cuda/context.cuh"
+#include "cuda/layout.h"
 
 namespace sievemla::stage::combine {
 
 base::Lack combine_cuda_lacks(const CombineArgs& args) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
   const std::int64_t tokens = args.out.dim(0), heads = args.out.dim(1);
-  return heads > 0 && tokens > kMost / heads ? "tokens * heads must be at most 2^30" : "";
+  return heads > 0 && tokens > cuda::kMost / heads ? "tokens * heads must be at most 2^30" : "";
 }
 
 void combine_cuda(const CombineArgs& args, const base::Exec& exec) {

@@ -60,6 +60,27 @@ __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, s
       : "memory");
 }
 
+// ---- barriers among some warps ----------------------------------------------------------------------
+
+__device__ inline void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Counts this warp as there, and goes on.
+__device__ inline void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// As barrier_sync; whether `x` holds for any thread.
+__device__ inline bool barrier_any(int id, int threads, bool x) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred mine, any;\nsetp.ne.s32 mine, %1, 0;\nbar.red.or.pred any, %2, %3, mine;\n"
+      "selp.s32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(x)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
 // ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing) ----------------
 
 // It may start; what it reads of this one it reads after wait_for_kernel.

@@ -44,26 +44,7 @@ __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
 // Orders this thread's reads and writes of shared memory, and those it knows of, with those of the tensor cores.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- barriers among some warps ----------------------------------------------------------------------
-
-__device__ inline void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-// Counts this warp as there, and goes on.
-__device__ inline void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-// As barrier_sync; whether `x` holds for any thread.
-__device__ inline bool barrier_any(int id, int threads, bool x) {
-  int any;
-  asm volatile(
-      "{\n.reg .pred mine, any;\nsetp.ne.s32 mine, %1, 0;\nbar.red.or.pred any, %2, %3, mine;\n"
-      "selp.s32 %0, 1, 0, any;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(x)), "r"(id), "r"(threads)
-      : "memory");
-  return any != 0;
-}
+// ---- registers ------------------------------------------------------------------------------------------
 
 template <int Registers>
 __device__ inline void give_registers() {

@@ -29,8 +29,7 @@ constexpr float kMissing = -std::numeric_limits<float>::infinity();
 // What is read where a key is not there, or only fills a vector.
 alignas(64) constexpr std::byte kZeros[kIndexDim * sizeof(float)] = {};
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+using base::ceil_div, base::round_up;
 
 constexpr Element element_of(DType dtype) {
   return dtype == DType::u8 ? Element::e4m3 : dtype == DType::bf16 ? Element::bf16 : Element::f32;

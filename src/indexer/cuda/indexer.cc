@@ -15,9 +15,8 @@
 namespace sievemla::stage::indexer {
 namespace {
 
-using cuda::first_of, cuda::misplaced, cuda::spread;
+using cuda::first_of, cuda::kMost, cuda::misplaced, cuda::spread;
 
-constexpr std::int64_t kMost = std::int64_t{1} << 30;
 constexpr std::int64_t kMostFillCtas = 1024;  // of rows of indices beyond the tokens
 
 // The rows of an fp8 page are not what its shape says.

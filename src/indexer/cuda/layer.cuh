@@ -4,7 +4,7 @@
 // rope and a warp its indexer key; all of them a row of indices.
 #pragma once
 #include "cuda/latent.cuh"
-#include "cuda/ptx/sm90a.cuh"
+#include "cuda/ptx/ptx.cuh"
 #include "indexer/cuda/heads.cuh"
 #include "indexer/cuda/kernels.h"
 

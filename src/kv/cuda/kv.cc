@@ -43,8 +43,8 @@ void gather_latent_cuda(const GatherLatentArgs& args, const base::Exec& exec) {
 
 base::Lack gather_index_keys_cuda_lacks(const GatherIndexKeysArgs& args) {
   if (args.cache.format != IndexFormat::fp8) return "the cache must be fp8";
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  if (args.slots.dim(0) > kMost || args.cache.page_size() > kMost) return "rows and page size must be at most 2^30";
+  if (args.slots.dim(0) > cuda::kMost || args.cache.page_size() > cuda::kMost)
+    return "rows and page size must be at most 2^30";
   return cuda::misplaced(args.cache.pages, "the cache", 1);  // the rows of an fp8 page are not what its shape says
 }
 

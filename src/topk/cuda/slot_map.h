@@ -11,7 +11,7 @@
 
 namespace sievemla::stage::topk {
 
-inline constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of what is counted in 32 bits
+using cuda::kMost;
 
 inline base::Lack lacks_map(const SlotMap& map) {
   if (map.page_size > kMost) return "a page must hold at most 2^30 tokens";
