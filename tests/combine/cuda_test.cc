@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 
 #include "attention/on_cuda.h"
+#include "support/near.h"
 
 namespace sievemla::test {
 namespace {
