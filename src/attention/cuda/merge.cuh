@@ -77,17 +77,26 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
   }
 }
 
-// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA
-// call, or its first `threads`, which `barrier` then joins. Partials were written by other CTAs: they are read past L1.
-// s_weight holds parts * count floats, s_out_at[h] is where head first + h starts in out.
+// Whoever counts last merges a head group of a unit: 128 threads a head, four columns each. All threads of the CTA call
+// once its part is stored, or its first `threads`, which `barrier` then joins. Partials of other CTAs are read past L1.
+// s_weight holds parts * group_heads floats, s_out_at[h] is where head h of the group starts in out.
 template <class Barrier>
-__device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
-                                   int first, int count, float* s_weight, const std::int64_t* s_out_at, int threads,
-                                   Barrier barrier) {
+__device__ inline void merge_if_last(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
+                                     int& s_is_last, float* s_weight, const std::int64_t* s_out_at, int threads,
+                                     Barrier barrier) {
   const int thread = threadIdx.x, parts = part.parts;
+  __threadfence();
+  barrier();
+  unsigned* const ticket = p.tickets + static_cast<std::int64_t>(part.unit) * groups + group;
+  if (thread == 0) s_is_last = atomicAdd(ticket, 1u) == static_cast<unsigned>(parts - 1);
+  barrier();
+  if (!s_is_last) return;
+  if (thread == 0) *ticket = 0;
+  __threadfence();
+
   const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // rows from one part to the next
-  const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
-  const int heads = min(count, p.fold * p.heads - group * group_heads - first);
+  const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads;
+  const int heads = min(group_heads, p.fold * p.heads - group * group_heads);
 
   // s_weight[head][part]: first the part's log2, then its weight.
 #pragma unroll 1
@@ -110,7 +119,7 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (h >= heads) continue;
-    const HeadPlace at = place_of(p, part.unit, group * group_heads + first + h);
+    const HeadPlace at = place_of(p, part.unit, group * group_heads + h);
     const float inverse = inverse_with_sink(p, sum, shift, at.head);
     if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
 #pragma unroll 1
