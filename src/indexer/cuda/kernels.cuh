@@ -41,13 +41,14 @@ ConfigKernels make_kernels() {
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
     using Tile = RowsTile<9, 4>;
-    using Ring = RingTile<2, 8>;
+    using OneRow = RingTile<2, 8>;
+    using SomeRows = RingTile<2, 4>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
-    kernels.pass[0][0] = ring_kernel_of<Arch, Ring, Columns<32, 1>, 1>();
-    kernels.pass[0][1] = ring_kernel_of<Arch, Ring, Columns<64, 1>, 1>();
-    kernels.pass[1][0] = ring_kernel_of<Arch, Ring, Columns<32, 4>, 2>();
-    kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
+    kernels.pass[0][0] = ring_kernel_of<Arch, OneRow, Columns<32, 1>, 1>();
+    kernels.pass[0][1] = ring_kernel_of<Arch, OneRow, Columns<64, 1>, 1>();
+    kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();
+    kernels.pass[1][1] = ring_kernel_of<Arch, SomeRows, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
     using Pass = std::conditional_t<Arch::kFp8Mma, PassTile<Arch, 4, 2, 4, false>, PassTile<Arch, 4, 3, 2, true>>;
