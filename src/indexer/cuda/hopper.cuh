@@ -405,146 +405,128 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_co
 
 // ---- few rows: warp groups hold the heads of rows that share keys, and keys come through a ring -----
 
-// Each warp group has a ring of its own, of `Slots` times 64 keys, and a warp that fills it; tiles go to the groups in
-// turn. Were there one warp for all, it would take as long to issue copies as they take to arrive.
-template <int Groups, int Slots>
+// A warp of its own fetches keys, 64 a slot, for all warp groups of the CTA in turn. Ctas: of a multiprocessor.
+template <int Ctas, int Groups, int Slots>
 struct RingTile {
-  static constexpr int kGroups = Groups, kSlots = Slots, kConsumers = 128 * Groups, kThreads = kConsumers + 32 * Groups;
+  static constexpr int kCtas = Ctas;
+  static constexpr int kGroups = Groups, kSlots = Slots, kConsumers = 128 * Groups, kThreads = kConsumers + 32;
+  static_assert(Slots % Groups == 0, "a slot is one group's: another might wait for a phase that is two away");
 };
 struct KeySlot {
   alignas(16) unsigned char keys[kProductKeys * kDim];
   float scale[kProductKeys];
-};
-template <int Slots>
-struct KeyRing {
-  KeySlot slot[Slots];
-  int missing[Slots][4];  // of 16 keys each: their page lies nowhere
-  std::uint64_t full[Slots], empty[Slots];
 };
 
 template <class Tile, class Columns, int Blocks>
 struct RingSmem {
   HeadBlock<Columns> block[2][Blocks];  // of this unit and the next
   float weights[2][Blocks][Columns::kColumns];
-  KeyRing<Tile::kSlots> ring[Tile::kGroups];
-};
-
-// Where a ring is at, and which tile of a unit is the first of its group's.
-template <class Tile>
-struct RingPlace {
-  int turn, slot = 0;
-  unsigned phase;
-  __device__ void next_slot() {
-    if (++slot == Tile::kSlots) slot = 0, phase ^= 1;
-  }
-  __device__ void unit_done(int tiles) { turn = (turn + Tile::kGroups - tiles % Tile::kGroups) % Tile::kGroups; }
+  KeySlot slot[Tile::kSlots];
+  int missing[Tile::kSlots][4];  // of 16 keys each: their page lies nowhere
+  std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];
 };
 
 // Fetches the keys of one unit after the other; by a warp.
-template <class Tile>
+template <class Tile, class Smem>
 struct KeyFetch {
   const CudaScoreParams& p;
-  KeyRing<Tile::kSlots>& ring;
-  RingPlace<Tile> at;  // its phase is that of `empty`, of which a fresh barrier counts as passed: 1
+  Smem& s;
   const int lane = static_cast<int>(threadIdx.x % 32);
+  int slot = 0;
+  unsigned phase = 1;  // of `empty`: a fresh barrier counts as passed
   const std::uint64_t policy = cuda::l2_policy(true);
 
-  // A tile's keys lie side by side, or 16 at a time do: log2 of how many pieces that is.
-  __device__ static int piece_shift(const CudaScoreParams& p) { return p.page_size % kProductKeys == 0 ? 0 : 2; }
   // How many arrivals fill a slot.
-  __device__ static int arrivals(const CudaScoreParams& p) { return p.table ? 1 << piece_shift(p) : 64; }
+  __device__ static int arrivals(const CudaScoreParams& p) { return p.table ? 4 : 64; }
 
   __device__ void run(int source, int begin, int end, int longest) {
-    if (p.table) paged(source, begin + at.turn, end, longest);
-    else contiguous(source, begin + at.turn, end);
-    at.unit_done(end - begin);
+    if (p.table) paged(source, begin, end, longest);
+    else contiguous(source, begin, end);
+  }
+  __device__ void next_slot() {
+    if (++slot == Tile::kSlots) slot = 0, phase ^= 1;
   }
 
-  __device__ int page_of(int source, int first, int end) const {
-    const int page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
+  // Lane 4 j + t: page of keys 16 t .. of the j-th tile from `tile` on.
+  __device__ int page_of(int source, int tile, int end) const {
+    const int first = tile * kProductKeys + lane * 16,
+              page = p.page_shift >= 0 ? first >> p.page_shift : first / p.page_size;
     if (source < 0 || source >= p.requests || first >= end || page >= p.table_pages) return -1;
     return __ldg(p.table + source * p.table_row + page);
   }
-  // A lane fetches a piece of each 32 of this group's.
   __device__ void paged(int source, int begin, int end, int longest) {
-    const int shift = piece_shift(p), tiles = 32 >> shift, mine = lane >> shift, part = lane & ((1 << shift) - 1);
-    const int keys = kProductKeys >> shift, step = tiles * Tile::kGroups;
-    const std::uint32_t fulls = cuda::shared_address(ring.full), empties = cuda::shared_address(ring.empty);
-    const std::uint32_t to = cuda::shared_address(ring.slot[0].keys) + part * 16 * kDim;
-    const std::uint32_t to_scale = cuda::shared_address(ring.slot[0].scale + part * 16);
-    const bool whole = p.page_size == kProductKeys;  // scales follow these keys
-    int* const lost = &ring.missing[0][part];
-    int first = (begin + mine * Tile::kGroups) * kProductKeys + part * keys, ahead = page_of(source, first, longest);
+    const bool whole = p.page_size % kProductKeys == 0;
+    int ahead = page_of(source, begin, longest);
 #pragma unroll 1
-    for (int tile = begin; tile < end; tile += step) {
-      const int physical = ahead, inside = p.page_shift >= 0 ? first & (p.page_size - 1) : first % p.page_size;
+    for (int tile = begin; tile < end; tile += 8) {
+      int physical = ahead;
+      ahead = page_of(source, tile + 8, longest);
       const bool missing = physical < 0 || physical >= p.pages;
+      const int first = (tile * kProductKeys + lane * 16);
+      const int inside = p.page_shift >= 0 ? first & (p.page_size - 1) : first % p.page_size;
       const unsigned char* const page = p.keys + (missing ? 0 : physical) * p.page_bytes;
-      const unsigned char* const from = page + static_cast<std::int64_t>(inside) * kDim;
+      const unsigned char* const keys = page + static_cast<std::int64_t>(inside) * kDim;
       const unsigned char* const scales = page + static_cast<std::int64_t>(p.page_size) * kDim + inside * 4;
-      const int bytes = missing ? 0 : keys * (kDim + 4);
-      first += step * kProductKeys, ahead = page_of(source, first, longest);
+      const int part = lane % 4, groups = !whole ? 1 : part == 0 ? 4 : 0;  // of 16 keys that this lane fetches
 #pragma unroll 1
-      for (int j = 0; j < tiles && tile + j * Tile::kGroups < end; ++j, at.next_slot()) {
-        if (mine != j) continue;
-        const std::uint32_t full = fulls + at.slot * 8, on = at.slot * static_cast<unsigned>(sizeof(KeySlot));
-        cuda::mbarrier_wait(empties + at.slot * 8, at.phase);
-        lost[at.slot * 4] = missing;
-        cuda::mbarrier_arrive_expecting(full, bytes);
-        if (missing) continue;
-        if (whole) {
-          cuda::bulk_copy(to + on, from, bytes, full, policy);
-        } else {
-          cuda::bulk_copy(to + on, from, keys * kDim, full, policy);
-          cuda::bulk_copy(to_scale + on, scales, keys * 4, full, policy);
+      for (int j = 0; j < 8 && tile + j < end; ++j, next_slot()) {
+        cuda::mbarrier_wait(cuda::shared_address(&s.empty[slot]), phase);
+        if (lane / 4 == j) {
+          KeySlot& to = s.slot[slot];
+          const std::uint32_t full = cuda::shared_address(&s.full[slot]);
+          const int n = missing ? 0 : groups * 16;
+          s.missing[slot][part] = missing;
+          cuda::mbarrier_arrive_expecting(full, n * (kDim + 4));
+          if (n > 0) {
+            cuda::bulk_copy(cuda::shared_address(to.keys + part * 16 * kDim), keys, n * kDim, full, policy);
+            cuda::bulk_copy(cuda::shared_address(to.scale + part * 16), scales, n * 4, full, policy);
+          }
         }
+        __syncwarp();
       }
     }
   }
   __device__ void contiguous(int source, int begin, int end) {
 #pragma unroll 1
-    for (int tile = begin; tile < end; tile += Tile::kGroups, at.next_slot()) {
-      cuda::mbarrier_wait(cuda::shared_address(&ring.empty[at.slot]), at.phase);
-      KeySlot& to = ring.slot[at.slot];
-      const std::uint32_t full = cuda::shared_address(&ring.full[at.slot]);
-      if (lane < 4) ring.missing[at.slot][lane] = 0;
+    for (int tile = begin; tile < end; ++tile, next_slot()) {
+      cuda::mbarrier_wait(cuda::shared_address(&s.empty[slot]), phase);
+      KeySlot& to = s.slot[slot];
+      const std::uint32_t full = cuda::shared_address(&s.full[slot]);
+      if (lane < 4) s.missing[slot][lane] = 0;
       cuda::mbarrier_arrive_expecting(full, 2 * kDim);
 #pragma unroll
       for (int i = lane; i < kProductKeys; i += 32) {
-        const std::int64_t key = min(max(std::int64_t{source} + tile * kProductKeys + i, std::int64_t{0}), p.n - 1);
-        cuda::bulk_copy(cuda::shared_address(to.keys + i * kDim), p.keys + key * p.page_bytes, kDim, full, policy);
-        cuda::cp_async_4(cuda::shared_address(to.scale + i), p.scales + key, 4);
+        const std::int64_t at = min(max(std::int64_t{source} + tile * kProductKeys + i, std::int64_t{0}), p.n - 1);
+        cuda::bulk_copy(cuda::shared_address(to.keys + i * kDim), p.keys + at * p.page_bytes, kDim, full, policy);
+        cuda::cp_async_4(cuda::shared_address(to.scale + i), p.scales + at, 4);
       }
       cuda::mbarrier_arrive_landed(full);
-      __syncwarp();
     }
   }
 };
 
-// Scores the keys of one unit after the other; by a warp group.
+// Scores the keys of one unit after the other; by the warp groups in turn.
 template <class Tile, class Columns, class Smem>
 struct KeyUse {
   const CudaScoreParams& p;
   Smem& s;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
   const int key = warp * 16 + lane / 4;  // of a slot
-  const int group = min(thread / 128, Tile::kGroups - 1);
-  KeyRing<Tile::kSlots>& ring = s.ring[group];
-  RingPlace<Tile> place{group, 0, 0};
-  const int lost =
-      p.table && !KeyFetch<Tile>::piece_shift(p) ? 0 : warp;  // which of a slot's flags is about these keys
-  int buffer = 0, coming = -1;                                // the row whose heads are on their way to it
+  int slot = group, turn = group;        // of the tile that this warp group takes next: among those of the unit
+  unsigned phase = 0;
+  int buffer = 0, coming = -1;  // the row whose heads are on their way to it
 
   __device__ ProductKeys take() {
-    cuda::mbarrier_wait(cuda::shared_address(&ring.full[place.slot]), place.phase);
-    const KeySlot& from = ring.slot[place.slot];
+    cuda::mbarrier_wait(cuda::shared_address(&s.full[slot]), phase);
+    const KeySlot& from = s.slot[slot];
     ProductKeys keys;
     keys.set(keys.low, from.keys + key * kDim, lane % 4), keys.set(keys.high, from.keys + (key + 8) * kDim, lane % 4);
     keys.scale[0] = 0.5f * from.scale[key], keys.scale[1] = 0.5f * from.scale[key + 8];
-    keys.missing = ring.missing[place.slot][lost];
+    keys.missing = s.missing[slot][warp];
     __syncwarp();
-    if (lane == 0) cuda::mbarrier_arrive(cuda::shared_address(&ring.empty[place.slot]));
-    place.next_slot();
+    if (lane == 0) cuda::mbarrier_arrive(cuda::shared_address(&s.empty[slot]));
+    slot += Tile::kGroups;
+    if (slot >= Tile::kSlots) slot -= Tile::kSlots, phase ^= 1;
     return keys;
   }
   __device__ void heads_of(int first_row, int fold, int blocks, int to) {
@@ -563,15 +545,10 @@ struct KeyUse {
     cuda::barrier_sync(1, Tile::kConsumers);  // its heads are there, and the unit before is done
     if (more) heads_of(first_row + fold, fold, blocks, buffer ^ 1);
     const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
-    const Weights<Columns> first_weights(s.weights[buffer][0], lane);
-    int tile = begin + place.turn;
-    ProductKeys keys, next;
-    if (tile < end) keys = take();
-    // The next tile's keys go to registers while the tensor cores multiply these.
 #pragma unroll 1
-    for (; tile < end; keys = next) {
+    for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
+      const ProductKeys keys = take();
       const int first = tile * kProductKeys + warp * 16 + Mine<Columns>::key(lane);
-      tile += Tile::kGroups;
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
         float d[Columns::kColumns / 2];
@@ -579,38 +556,35 @@ struct KeyUse {
         const int at = i * Columns::kRows + my_row;
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
-        const Weights<Columns> weights = kOne ? first_weights : Weights<Columns>(s.weights[buffer][i], lane);
-        if (i + 1 == blocks && tile < end) next = take();
         cuda::wgmma_wait<0>();
-        sum_heads<Columns>(d, weights, keys.scale, lane, [&](int on, float score) {
+        sum_heads<Columns>(d, Weights<Columns>(s.weights[buffer][i], lane), keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });
       }
     }
-    place.unit_done(end - begin);
+    turn = (turn + Tile::kGroups - (end - begin) % Tile::kGroups) % Tile::kGroups;
     buffer ^= 1;
   }
 };
 
 template <class Arch, class Tile, class Columns, int Blocks>
-__global__ __launch_bounds__(Tile::kThreads, 1) void ring_kernel(const __grid_constant__ CudaScoreParams p, int fold) {
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void ring_kernel(const __grid_constant__ CudaScoreParams p,
+                                                                           int fold) {
   using Smem = RingSmem<Tile, Columns, Blocks>;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<Smem*>(smem);
-  const int thread = static_cast<int>(threadIdx.x), fetcher = (thread - Tile::kConsumers) / 32;
-  const bool fetches = thread >= Tile::kConsumers;
-  static_assert(Tile::kSlots * Tile::kGroups <= Tile::kThreads);
-  if (thread < Tile::kSlots * Tile::kGroups) {
-    auto& ring = s.ring[thread / Tile::kSlots];
-    cuda::mbarrier_init(cuda::shared_address(&ring.full[thread % Tile::kSlots]), KeyFetch<Tile>::arrivals(p));
-    cuda::mbarrier_init(cuda::shared_address(&ring.empty[thread % Tile::kSlots]), 4);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  if (thread < Tile::kSlots) {
+    cuda::mbarrier_init(cuda::shared_address(&s.full[thread]), KeyFetch<Tile, Smem>::arrivals(p));
+    cuda::mbarrier_init(cuda::shared_address(&s.empty[thread]), 4);
     cuda::fence_mbarrier_init();
   }
   __syncthreads();
   cuda::wait_for_kernel();
   cuda::let_next_start();
   const Units units{p.rows / fold, [&](int unit) { return tiles_of_keys(longest_of_unit(p, unit, fold)); }};
-  KeyFetch<Tile> fetch{p, s.ring[fetches ? fetcher : 0], {fetcher, 0, 1}};
+  const bool fetches = warp == Tile::kConsumers / 32;
+  KeyFetch<Tile, Smem> fetch{p, s};
   KeyUse<Tile, Columns, Smem> use{p, s};
   units.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end, bool more) {
     if (fetches) fetch.run(source_of(p, unit * fold), begin, end, longest_of_unit(p, unit, fold));
