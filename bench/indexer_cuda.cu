@@ -280,13 +280,18 @@ bool check(const Case& c, std::uint64_t seed) {
 int test() {
   int failed = 0, run = 0;
   std::uint64_t seed = 1;
+  const int all = multiprocessors;
   for (int heads : {1, 8, 12, 32, 64})
     for (int page : {16, 64, 48, 256, 0})
       for (const Case& c :
            {Case{3, 1, heads, page, 700, true, false, false}, Case{2, 4, heads, page, 330, false, false, false},
             Case{3, 2, heads, page, 400, true, true, true}, Case{2, 70, heads, page, 150, false, false, false},
             Case{2, 3, heads, page, 300, true, false, false}})
-        ++run, failed += !check(c, seed++);
+        for (int few : {all, 2}) {  // few: many tiles a CTA, rings that go round, several units
+          multiprocessors = few;
+          ++run, failed += !check(c, seed++);
+        }
+  multiprocessors = all;
   for (const auto& [name, times] : failures) std::printf("%s: wrong %d times\n", name.c_str(), times);
   std::printf("scores: %d of %d cases failed\n", failed, run);
   return failed != 0;
