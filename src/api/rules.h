@@ -25,6 +25,9 @@ const stage::attention::AttentionKernel& admit(const Backend& backend, const Att
 struct Selection {
   const stage::indexer::IndexScoresKernel& scores;
   const stage::topk::TopkKernel& topk;
+  // Both, or neither: by candidates instead of all scores.
+  const stage::indexer::IndexCandidatesKernel* score_candidates;
+  const stage::topk::CandidatesKernel* choose;
 };
 Selection admit(const Backend& backend, const SelectArgs& args, Workspace workspace);
 void run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace, Stream stream);

@@ -51,10 +51,19 @@ constexpr ExpandPoolsKernel kExpandPools[] = {
     {"expand_pools_reference", BackendKind::reference, "", nullptr, nullptr, expand_pools_reference, nullptr},
 };
 
+#if SIEVEMLA_WITH_CUDA
+constexpr CandidatesKernel kCandidates[] = {{"topk_candidates_cuda", BackendKind::cuda, "an NVIDIA GPU of sm_90",
+                                             cuda::any_device, topk_candidates_cuda_lacks, topk_candidates_cuda,
+                                             nullptr}};
+#else
+constexpr std::span<const CandidatesKernel> kCandidates;
+#endif
+
 }  // namespace
 
 std::span<const TopkKernel> topk_kernels() { return kTopk; }
 std::span<const PositionsToSlotsKernel> positions_to_slots_kernels() { return kPositionsToSlots; }
 std::span<const ExpandPoolsKernel> expand_pools_kernels() { return kExpandPools; }
+std::span<const CandidatesKernel> candidates_kernels() { return kCandidates; }
 
 }  // namespace sievemla::stage::topk

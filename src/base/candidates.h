@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/base/candidates.h -- what the scorer hands to the selection where scores are not kept: of each row those that
+// reach a threshold.
+#pragma once
+#include <cstdint>
+
+namespace sievemla::base {
+
+struct Candidate {
+  float score;
+  int position;
+};
+inline constexpr int kCandidates = 8190;  // of a row, at most
+
+struct alignas(16) CandidateRow {
+  int count;    // of the scores that reached it; what is beyond kCandidates was not kept
+  float least;  // the threshold
+  int unused[2];
+  Candidate of[kCandidates];  // in any order
+};
+static_assert(sizeof(CandidateRow) == 1 << 16);
+
+// The threshold is guessed from some of the keys: the first 16 of every 16 * stride. Their scores lie in the row, one
+// after the other, where its candidates will be.
+inline constexpr int kSampleKeys = 16;
+constexpr std::int64_t sample_stride(std::int64_t width) {
+  const std::int64_t samples = width > 1 << 18 ? 8192 - 64 : 4096;
+  return (width + samples - 1) / samples;
+}
+constexpr std::int64_t samples_of(std::int64_t length, std::int64_t stride) {
+  const std::int64_t rest = length % (kSampleKeys * stride);
+  return length / (kSampleKeys * stride) * kSampleKeys + (rest < kSampleKeys ? rest : kSampleKeys);
+}
+
+}  // namespace sievemla::base
