@@ -217,12 +217,15 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
 }
 
 // Long rows in many, of which the device keeps candidates alone where it can: the ids are those of all the scores,
-// however well the sample of the keys tells of the others. Of 16 keys in 16 * stride, the first are the sample.
+// however well the sample of the keys tells of the others.
 TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
   const Backend cuda = backend();
   constexpr std::int64_t kKeys = 40000, kRows = 700, kHeads = 32, kTopk = 2048, kPage = 64, kPages = kKeys / kPage;
   constexpr std::int64_t kBudget = std::int64_t{300} << 16, kWhole = kRows * kKeys * 4;
-  const std::int64_t stride = base::sample_stride(kKeys);
+  const int stride = static_cast<int>(base::sample_stride(kKeys));
+  std::vector<bool> sampled(kKeys + 16 * static_cast<std::size_t>(stride));
+  for (int column = 0; column < base::samples_of(kKeys, stride); ++column)
+    sampled[static_cast<std::size_t>(base::sample_key(column, stride) + column % base::kSampleKeys)] = true;
   Random random(14);
   std::vector<std::uint8_t> q(kRows * kHeads * kIndexDim);
   for (std::uint8_t& code : q) code = static_cast<std::uint8_t>(random.bits() & 0xBF);
@@ -250,9 +253,9 @@ TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
         at[i] = kind == equal ? 0x38 : static_cast<std::uint8_t>(random.bits() & 0xBF);
       for (std::int64_t i = 0; i < kPage; ++i) {
         const std::int64_t key = page * kPage + i;
-        const bool sampled = key / base::kSampleKeys % stride == 0;
-        const float scale = kind == sample_low    ? (sampled ? 1e-3f : 1.f)
-                            : kind == sample_high ? (sampled ? 1e3f : 1.f)
+        const bool in_sample = sampled[static_cast<std::size_t>(key)];
+        const float scale = kind == sample_low    ? (in_sample ? 1e-3f : 1.f)
+                            : kind == sample_high ? (in_sample ? 1e3f : 1.f)
                             : kind == rising      ? 1 + static_cast<float>(key)
                                                   : 1.f;
         std::memcpy(at + kPage * kIndexDim + 4 * i, &scale, 4);

@@ -304,7 +304,7 @@ struct Rows {
     int first;       // key; beyond all where the page lies nowhere
   };
   __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
-    first *= stride();
+    first = base::sample_key(first, stride());
     Arriving arriving{{0.f, 0.f}, first};
     const unsigned char* from = p.keys;
     const float* scale = p.scales;
@@ -369,7 +369,8 @@ struct Rows {
       if constexpr (Candidates) store_pending(last - 1, first - kStep + my_key);
       next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
       if (at < first_key) continue;
-      if (here.first == kNowhere) lose(first_row, first);
+      // A tile from `end` on is another CTA's: its scores are stored twice, but no candidate may be.
+      if (here.first == kNowhere && (!Candidates || first < end)) lose(first_row, first);
       const std::uint64_t a = keys + odd * matrix_step(sizeof(s.keys[0][0]));
       std::uint64_t b = heads + begin * matrix_step(sizeof(s.block[0]));
       const float* weights = s.weights[begin];
@@ -386,7 +387,7 @@ struct Rows {
         cuda::wgmma_commit();
         pass_turn();
         const Weights<Columns> w(weights, lane);
-        const int visible = *length - my_key - here.first;
+        const int visible = (Candidates ? min(*length, end) : *length) - my_key - here.first;
         const float threshold = Candidates ? s.least[warp][block * kBlockRows + my_row] : 0.f;
         cuda::wgmma_wait<0>();
         if constexpr (Candidates) store_pending(block - 1, here.first + my_key);
@@ -407,7 +408,7 @@ struct Rows {
   }
   // The keys of columns first .. first + 15 are nowhere.
   __device__ void lose(int first_row, int first) const {
-    const int position = first * stride() + lane;
+    const int position = base::sample_key(first, stride()) + lane;
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
       if (lane >= 16 || position >= s.length[warp][r]) continue;
@@ -435,6 +436,8 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_co
   const int units = (end_row - first_row + kRows - 1) / kRows, each = (end_row - first_row + units - 1) / units;
   const int unit_rows = (each + Columns::kRows - 1) / Columns::kRows * Columns::kRows;
   for (int i = thread; i < units; i += Tile::kThreads) s.longest[i] = 0;
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
   __syncthreads();
 #pragma unroll 4
   for (int row = first_row + thread; row < end_row; row += Tile::kThreads)

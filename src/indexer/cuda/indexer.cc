@@ -82,8 +82,9 @@ void launch(const base::Exec& exec, const cuda::Context& context, const void* ke
 void launch_held(const base::Exec& exec, const cuda::Context& context, const HeldKernel& held, CudaScoreParams& p) {
   const auto start = [&](std::int64_t ctas, int second) {
     void* arguments[] = {&p, &second};
-    launch(exec, context, held.kernel, {.ctas = ctas, .threads = held.threads, .smem_bytes = held.smem_bytes},
-           arguments, "index_scores");
+    launch(exec, context, held.kernel,
+           {.ctas = ctas, .threads = held.threads, .smem_bytes = held.smem_bytes, .early = held.keys == 0}, arguments,
+           "index_scores");
   };
   if (held.keys == 0) {
     for (int row = 0; row < p.rows; row += held.rows) start(context.multiprocessors, row);

@@ -775,7 +775,9 @@ struct Select {
 
   // A threshold that most probably more than k scores reach, though not more than are kept; -inf where none is known.
   __device__ void guess() {
-    const int n = visible(p.lengths[row], 0), samples = static_cast<int>(base::samples_of(n, p.stride)), k = min(n, p.k);
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), samples = base::samples_of(n, p.stride), k = min(n, p.k);
     const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
     const int rank = static_cast<int>(1.25f * share + 4.f * root(share) + 5.f);
     float least = -INFINITY;
@@ -841,6 +843,8 @@ struct Select {
     }
   }
   __device__ void select_candidates(SpanWord* words) {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
     const int n = visible(p.lengths[row], 0), k = min(n, p.k), listed = p.candidates[row].count;
     const bool good = listed >= k && listed <= base::kCandidates;
     if (thread == 0) p.left[row] = good ? 0 : n;

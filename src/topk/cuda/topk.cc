@@ -110,7 +110,7 @@ void select_rows(CudaParams p, const base::Exec& exec) {
   const SelectKernel& kernel = width <= kListEntries ? kernels.of_list : p.parts > 1 ? kernels.shared : kernels.alone;
   void* arguments[] = {&p};
   // With a CTA a row, those that had waited beside another kernel's were slower.
-  const bool early = kernels.sm >= 90 && p.parts > 1;
+  const bool early = kernels.sm >= 90 && (p.parts > 1 || p.skip_empty);
   cuda::launch(kernel.kernel,
                {.ctas = rows * p.parts, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = early},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
@@ -142,7 +142,7 @@ void topk_candidates_cuda(const CandidateArgs& args, const base::Exec& exec) {
   const ConfigKernels& kernels = kernels_on(context);
   const SelectKernel& kernel = args.step == CandidateStep::guess ? kernels.guess : kernels.candidates;
   void* arguments[] = {&p};
-  cuda::launch(kernel.kernel, p.rows, kernel.threads, kernel.smem_bytes,
+  cuda::launch(kernel.kernel, {.ctas = p.rows, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = true},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
 }
 
