@@ -86,6 +86,12 @@ __device__ inline float root(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+// The same, and the compiler does not know it: what is worked out from it is worked out where it is needed, and holds no
+// register in between.
+__device__ inline int again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 // Orders all that this thread knows of, before and after it, against other CTAs.
 __device__ inline unsigned count_arrival(unsigned* ticket) {
   unsigned before;
@@ -181,7 +187,8 @@ struct Select {
 
   __device__ void least_and_largest(int& low, int& high) {
     low = __reduce_min_sync(~0u, low), high = __reduce_max_sync(~0u, high);
-    if (lane == 0) s.low[warp] = low, s.high[warp] = high;
+    const int at = again(warp);
+    if (lane == 0) s.low[at] = low, s.high[at] = high;
     __syncthreads();
     low = __reduce_min_sync(~0u, s.low[lane % kWarps]), high = __reduce_max_sync(~0u, s.high[lane % kWarps]);
   }
@@ -196,7 +203,7 @@ struct Select {
   // The bin of the need-th largest of what was counted, into s.found; clears the bins.
   __device__ void find_bin(int need) {
     __syncthreads();
-    auto* const mine = reinterpret_cast<int4*>(s.bins) + (kThreads - 1 - thread) * Tile::kBinQuads;
+    auto* const mine = reinterpret_cast<int4*>(s.bins) + (kThreads - 1 - again(thread)) * Tile::kBinQuads;
     int sum = 0;
     int4 count[Tile::kBinQuads];
 #pragma unroll
@@ -285,53 +292,74 @@ struct Select {
     find_bin(need);
   }
 
+  // Scores that lie in s.list too are taken from there where that is rare, and hold no registers till then.
+  template <bool Listed>
+  __device__ int key_at(const float (&x)[kEntries], int i) const {
+    return key_of(Listed ? canonical(s.list[first_of(i / 4) + i % 4].score) : x[i]);
+  }
+  template <bool Listed, class F>
+  __device__ void each_key_among(unsigned marked, const float (&x)[kEntries], F&& f) const {
+    if constexpr (Listed) {
+#pragma unroll 1
+      for (unsigned left = marked; left; left &= left - 1) {
+        const int bit = __clz(static_cast<int>(left & -left)) ^ 31;
+        f(left & -left, key_at<true>(x, bit / 8 * 4 + bit % 8));
+      }
+    } else {
+      each_entry([&](int i) {
+        if (marked & bit_of(i)) f(bit_of(i), key_at<false>(x, i));
+      });
+    }
+  }
+
   // The same again and again, of the ties, by key: until they are few, all wanted, or all the same.
+  template <bool Listed>
   __device__ void cut_by_key(const float (&x)[kEntries], unsigned& above, unsigned& ties, int& need, int& count) {
     while (need < count && count > kFew) {
       int low = kInfinity, high = -kInfinity;
-      each_entry([&](int i) {
-        if (ties & bit_of(i)) low = min(low, key_of(x[i])), high = max(high, key_of(x[i]));
-      });
+      each_key_among<Listed>(ties, x, [&](unsigned, int key) { low = min(low, key), high = max(high, key); });
       __syncthreads();
       least_and_largest(low, high);
       if (low == high) return;
       const int shift = shift_of(low, high);
-      auto bin = [&](int i) { return (static_cast<unsigned>(key_of(x[i])) - static_cast<unsigned>(low)) >> shift; };
-      each_entry([&](int i) {
-        if (ties & bit_of(i)) atomicAdd(&s.bins[bin(i)], 1);
-      });
+      const auto bin = [&](int key) { return (static_cast<unsigned>(key) - static_cast<unsigned>(low)) >> shift; };
+      each_key_among<Listed>(ties, x, [&](unsigned, int key) { atomicAdd(&s.bins[bin(key)], 1); });
       find_bin(need);
       const auto found = s.found;
       const unsigned at = static_cast<unsigned>(found.bin);
       unsigned inside = 0;
-      each_entry([&](int i) {
-        if (!(ties & bit_of(i))) return;
-        if (bin(i) > at) above |= bit_of(i);
-        if (bin(i) == at) inside |= bit_of(i);
+      each_key_among<Listed>(ties, x, [&](unsigned mark, int key) {
+        if (bin(key) > at) above |= mark;
+        if (bin(key) == at) inside |= mark;
       });
       ties = inside, need -= found.above, count = found.count;
     }
   }
 
+  template <bool Listed>
   __device__ unsigned long long number_of(const float (&x)[kEntries], unsigned lowest_bit) const {
+    const int entry = entry_of(lowest_bit);
     float score = x[0];
+    if constexpr (Listed) score = canonical(s.list[entry].score);
+    else
 #pragma unroll
-    for (int i = 1; i < kEntries; ++i)
-      if (lowest_bit == bit_of(i)) score = x[i];
+      for (int i = 1; i < kEntries; ++i)
+        if (lowest_bit == bit_of(i)) score = x[i];
     return static_cast<unsigned long long>(static_cast<unsigned>(key_of(score)) ^ 0x80000000u) << 32 |
-           static_cast<unsigned>(~entry_of(lowest_bit));
+           static_cast<unsigned>(~entry);
   }
   // Those of the `marked` that are among the `need` largest of all the marked, which are kFew at most.
+  template <bool Listed>
   __device__ unsigned rank_few(const float (&x)[kEntries], unsigned marked, int need) {
 #pragma unroll 1
-    for (unsigned left = marked; left; left &= left - 1) s.few[atomicAdd(&s.few_count, 1)] = number_of(x, left & -left);
+    for (unsigned left = marked; left; left &= left - 1) s.few[atomicAdd(&s.few_count, 1)] = number_of<Listed>(x, left & -left);
     __syncthreads();
     unsigned above = 0;
     if (!__any_sync(~0u, marked != 0)) return above;
     const unsigned long long a = s.few[lane], b = s.few[lane + 32];
 #pragma unroll 1
     for (unsigned left = marked, lanes; (lanes = __ballot_sync(~0u, left != 0)) != 0; left &= left - 1) {
-      const unsigned long long mine = number_of(x, left & -left);
+      const unsigned long long mine = number_of<Listed>(x, left & -left);
 #pragma unroll 1
       for (; lanes; lanes &= lanes - 1) {
         const int owner = __ffs(static_cast<int>(lanes)) - 1;
@@ -344,6 +372,7 @@ struct Select {
   }
 
   // Which of the entries are the `need` largest: `above`, and the first `need`, as it is afterwards, of the ties.
+  template <bool Listed>
   __device__ unsigned narrow(const float (&x)[kEntries], Cut cut, int& need, unsigned& ties) {
     unsigned above = 0;
     int count = kList + 1;
@@ -357,9 +386,9 @@ struct Select {
       ties &= ~(above | mask_of([&](int i) { return code[i] - at; }));
       need -= found.above, count = found.count;
     }
-    cut_by_key(x, above, ties, need, count);
+    cut_by_key<Listed>(x, above, ties, need, count);
     if (need == count) above |= ties, need = 0;
-    else if (count <= kFew) above |= rank_few(x, ties, need), need = 0;
+    else if (count <= kFew) above |= rank_few<Listed>(x, ties, need), need = 0;
     return above;
   }
 
@@ -651,7 +680,7 @@ struct Select {
     });
     if ((warp + 1) * groups * 128 > n)
       each_entry([&](int i) {
-        if (first_of(i / 4) + i % 4 >= n) x[i] = -INFINITY;
+        if (first_of(i / 4) + i % 4 >= n) s.list[first_of(i / 4) + i % 4].score = x[i] = -INFINITY;
       });
   }
 
@@ -742,8 +771,6 @@ struct Select {
           read_row_again<Tile>(p, s, row);
           return;
         }
-        take_list(listed, x);
-        cut = {s.cut[0], s.cut[1]};
       } else if (part > 0) {
         return;
       }
@@ -753,17 +780,29 @@ struct Select {
       take(scores, listed, x);
       if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
       if (k < listed) cut = cut_of(x);
+      if constexpr (kKind != RowKind::kShort) {
+        if (thread == 0) s.cut[0] = cut.low, s.cut[1] = cut.width;
+        each_entry([&](int i) {
+          const int entry = first_of(i / 4) + i % 4;
+          s.list[entry] = {x[i], entry};
+        });
+      }
     }
-    finish(x, listed, k, cut, from_list);
+    if constexpr (kKind != RowKind::kShort) {
+      take_list(listed, x);
+      cut = {s.cut[0], s.cut[1]};
+    }
+    finish<kKind != RowKind::kShort>(x, listed, k, cut);
   }
-  // Selects k of the entries and stores their ids.
-  __device__ void finish(const float (&x)[kEntries], int listed, int k, Cut cut, bool from_list) {
+  // Selects k of the entries and stores their ids; Listed: which lie in s.list.
+  template <bool Listed>
+  __device__ void finish(const float (&x)[kEntries], int listed, int k, Cut cut) {
     int need = k;
     unsigned above = 0, ties = 0;
     if (k == listed) above = first_entries(listed), need = 0;
-    else above = narrow(x, cut, need, ties);
+    else above = narrow<Listed>(x, cut, need, ties);
     emit(above, ties, need, 0, [&](int entry) {
-      if (!from_list) return int4{entry, entry + 1, entry + 2, entry + 3};
+      if constexpr (!Listed) return int4{entry, entry + 1, entry + 2, entry + 3};
       const auto* from = reinterpret_cast<const int4*>(s.list + entry);
       const int4 a = from[0], b = from[1];
       return int4{a.y, a.w, b.y, b.w};
@@ -856,7 +895,7 @@ struct Select {
     each_entry([&](int i) { x[i] = canonical(x[i]); });
     Cut cut{};
     if (k < listed) cut = cut_of(x);
-    finish(x, listed, k, cut, true);
+    finish<true>(x, listed, k, cut);
   }
 };
 
