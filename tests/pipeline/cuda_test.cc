@@ -234,7 +234,8 @@ TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
   Ids table(kPages), lengths(kRows, kKeys);
   std::iota(table.begin(), table.end(), 0);
   table[7] = table[300] = -1;
-  const std::int64_t some[] = {0, 1, 15, 2047, 2048, 2049, base::kCandidates, base::kCandidates + 1, 9000, 20000, 39999};
+  const std::int64_t some[] = {0,    1,     15,   2047, 2048, 2049, base::kCandidates, base::kCandidates + 1,
+                               9000, 20000, 39999};
   for (std::size_t i = 0; i < std::size(some); ++i) lengths[64 * i + 3] = static_cast<std::int32_t>(some[i]);
   OnDevice device(cuda.device());
   SelectArgs args;

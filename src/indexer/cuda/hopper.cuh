@@ -221,9 +221,9 @@ struct RowsSmem {
   HeadBlock<Columns> block[Tile::kBlocks];
   alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
-  int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
+  int length[4 * Tile::kGroups][kRows];   // of the rows of a source, 0 of others; a copy for each warp
   float least[4 * Tile::kGroups][kRows];  // candidates: the thresholds, likewise
-  int longest[kMostUnits];               // of a unit's rows
+  int longest[kMostUnits];                // of a unit's rows
 };
 
 // A candidate that has asked for its place in a row. It is stored a product later, when its place is known.
@@ -290,7 +290,8 @@ struct Rows {
       const std::uint64_t mine = rows_where(length[0] > 0, length[1] > 0);
       done |= mine;
       const int longest = __reduce_max_sync(~0u, max(length[0], length[1]));
-      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest, stride())) * kProductKeys, longest);
+      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest, stride())) * kProductKeys,
+           longest);
     }
   }
   __device__ static std::uint64_t rows_where(bool low, bool high) {

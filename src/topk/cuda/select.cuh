@@ -212,7 +212,7 @@ struct Select {
       sum += count[q].x + count[q].y + count[q].z + count[q].w;
     }
     const int all = __reduce_add_sync(~0u, sum);
-    if (lane == 0) s.sums[warp] = all;
+    if (lane == 0) s.sums[again(warp)] = all;
     __syncthreads();
     int above = __reduce_add_sync(~0u, lane < warp ? s.sums[lane % kWarps] : 0);
     if (above < need && need <= above + all) {  // it is in this warp's
@@ -250,7 +250,7 @@ struct Select {
       if (lane >= d) upto += other;
     }
     const unsigned all = __shfl_sync(~0u, upto, 31);
-    if (lane == 0) s.marked[turn][warp] = static_cast<int>(__dp4a(all, 0x01010101u, 0u));
+    if (lane == 0) s.marked[turn][again(warp)] = static_cast<int>(__dp4a(all, 0x01010101u, 0u));
     __syncthreads();
     const int here = s.marked[turn][lane % kWarps];
     int before = __reduce_add_sync(~0u, lane < warp ? here : 0);
@@ -352,7 +352,8 @@ struct Select {
   template <bool Listed>
   __device__ unsigned rank_few(const float (&x)[kEntries], unsigned marked, int need) {
 #pragma unroll 1
-    for (unsigned left = marked; left; left &= left - 1) s.few[atomicAdd(&s.few_count, 1)] = number_of<Listed>(x, left & -left);
+    for (unsigned left = marked; left; left &= left - 1)
+      s.few[atomicAdd(&s.few_count, 1)] = number_of<Listed>(x, left & -left);
     __syncthreads();
     unsigned above = 0;
     if (!__any_sync(~0u, marked != 0)) return above;
@@ -466,7 +467,8 @@ struct Select {
 
   // The row itself, in exact keys.
   __device__ void read_again() {
-    const int start = p.starts ? max(p.starts[row], 0) : 0, n = visible(p.lengths[row], start), k = min(n, p.k);
+    const int start = __reduce_max_sync(~0u, p.starts ? max(p.starts[row], 0) : 0);
+    const int n = __reduce_max_sync(~0u, visible(p.lengths[row], start)), k = min(n, p.k);
     const float* const scores = p.scores + row * p.scores_row + start;
     int low = -kInfinity, high = kInfinity, need = k;
     int count = n;
@@ -485,7 +487,8 @@ struct Select {
       }
       find_bin(need);
       need -= s.found.above, count = s.found.count;
-      const unsigned first = static_cast<unsigned>(low) + (static_cast<unsigned>(s.found.bin) << shift);
+      const unsigned bin = static_cast<unsigned>(__reduce_max_sync(~0u, s.found.bin));
+      const unsigned first = static_cast<unsigned>(low) + (bin << shift);
       const unsigned span = static_cast<unsigned>(high) - first;
       low = static_cast<int>(first);
       high = static_cast<int>(first + min((1u << shift) - 1, span));
@@ -540,9 +543,11 @@ struct Select {
 #pragma unroll
         for (int j = 0; j < kFours; ++j) cuda::load_once(v[j], from + j * 32, true, once);
       } else {
+        const int me = again(lane);  // few strips are so: what they need holds no registers for the others
+        const float4* const edge = first + strip * (kStrip / 4) + me;
         auto at = [&](int j, int i) {
-          const unsigned place = static_cast<unsigned>(position(strip) + (j * 32 + lane) * 4 + i);
-          return place < static_cast<unsigned>(length) ? __ldcg(reinterpret_cast<const float*>(from + j * 32) + i)
+          const unsigned place = static_cast<unsigned>(position(strip) + (j * 32 + me) * 4 + i);
+          return place < static_cast<unsigned>(length) ? __ldcg(reinterpret_cast<const float*>(edge + j * 32) + i)
                                                        : NAN;
         };
 #pragma unroll
@@ -913,7 +918,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void candidates_kernel
 
 template <class Tile>
 __device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row) {
-  Select<Tile>(p, s, row).read_again();
+  Select<Tile>(p, s, __reduce_max_sync(~0u, row)).read_again();
 }
 
 // Its registers are bounded through the threads it is said to have at most.

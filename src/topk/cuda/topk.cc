@@ -142,7 +142,8 @@ void topk_candidates_cuda(const CandidateArgs& args, const base::Exec& exec) {
   const ConfigKernels& kernels = kernels_on(context);
   const SelectKernel& kernel = args.step == CandidateStep::guess ? kernels.guess : kernels.candidates;
   void* arguments[] = {&p};
-  cuda::launch(kernel.kernel, {.ctas = p.rows, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = true},
+  cuda::launch(kernel.kernel,
+               {.ctas = p.rows, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = true},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
 }
 
