@@ -33,11 +33,11 @@ Value by_name(const string& name, const Value (&all)[n], std::string_view (*name
 }
 
 ScaleRule scale_rule(const string& name, const Where& where) {
-  constexpr ScaleRule kAll[] = {ScaleRule::arbitrary, ScaleRule::power_of_two};
+  constexpr ScaleRule kAll[] = {ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine};
   constexpr auto kName = [](ScaleRule rule) -> std::string_view {
-    return rule == ScaleRule::arbitrary ? "arbitrary" : "power_of_two";
+    return rule == ScaleRule::arbitrary ? "arbitrary" : rule == ScaleRule::engine ? "engine" : "power_of_two";
   };
-  return by_name<ScaleRule>(name, kAll, kName, "a scale rule is 'arbitrary' or 'power_of_two'", where);
+  return by_name<ScaleRule>(name, kAll, kName, "a scale rule is 'arbitrary', 'power_of_two' or 'engine'", where);
 }
 
 Rope rope_of(const string& style, const MaybeTensor& positions, const MaybeTensor& cos_sin, const Where& where) {
@@ -125,7 +125,7 @@ void gather_latent(Tensor pages, string format, Int latent, Int rope, Tensor slo
 
 void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor pages, string format,
                       string rope_style, MaybeTensor positions, MaybeTensor cos_sin, double norm_eps, string scale,
-                      Int handle) {
+                      bool round_bf16, Int handle) {
   const Where where = "write_index_keys: ";
   WriteIndexKeysArgs args;
   args.k = view(k, where + "k");
@@ -136,6 +136,7 @@ void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slo
   args.slots = view(slots, where + "slots");
   args.cache = index_cache(pages, format, where + "cache");
   args.scale = scale_rule(scale, where + "scale");
+  args.round_bf16 = round_bf16;
   const Backend backend = backend_of(handle, args.cache.pages);
   sievemla::write_index_keys(backend, args, stream_of(backend));
 }
@@ -149,7 +150,7 @@ void gather_index_keys(Tensor pages, string format, Tensor slots, Tensor keys, M
 }
 
 void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_style, Tensor out_q, Tensor out_weights,
-                   MaybeTensor positions, MaybeTensor cos_sin, string scale, Int handle) {
+                   MaybeTensor positions, MaybeTensor cos_sin, string scale, bool round_bf16, Int handle) {
   const Where where = "index_queries: ";
   IndexQueryArgs args;
   args.q = view(q, where + "q");
@@ -159,6 +160,7 @@ void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_st
   args.scale = scale_rule(scale, where + "scale");
   args.out_q = view(out_q, where + "out_q");
   args.out_weights = view(out_weights, where + "out_weights");
+  args.round_bf16 = round_bf16;
   const Backend backend = backend_of(handle, args.out_q);
   sievemla::index_queries(backend, args, stream_of(backend));
 }

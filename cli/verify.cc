@@ -162,7 +162,7 @@ void draw(Inputs& in, std::uint64_t seed, Latent& c) {
   std::vector<std::int64_t> slots = in.distinct(tokens, pages * size);
   if (in.chance(50)) slots.back() = -1;
   c.args.slots = in.ints(slots, {tokens}, int_type(in));
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
+  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
   c.outputs = {bits("the cache", c.args.cache.pages)};
   c.text = fmt::format("{}, {} tokens, pages of {}", row.text(), tokens, size);
 }
@@ -220,7 +220,7 @@ void draw(Inputs& in, std::uint64_t seed, Keys& c) {
   const std::vector<std::int64_t> slots = in.distinct(tokens, pages * size);
   c.args.slots = in.ints(slots, {tokens}, int_type(in));
   c.args.cache = in.index_cache(format, pages, size, {});
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
+  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
   Output keys = real("the keys", c.args.cache.pages);
   if (format == IndexFormat::fp8) keys.extra = kE4m3Step;
   keys.read = [cache = c.args.cache, slots] {
@@ -246,7 +246,7 @@ void draw(Inputs& in, std::uint64_t seed, Queries& c) {
   c.args.weights = in.normal(float_type(in), {tokens, heads}, 1.f);
   c.args.weight_scale = 1.f / std::sqrt(static_cast<float>(heads * kIndexDim));
   c.args.rope = rope(in, tokens);
-  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two});
+  c.args.scale = in.one_of({ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine});
   c.args.out_q = in.poisoned(type, {tokens, heads, kIndexDim});
   c.args.out_weights = in.poisoned(DType::f32, {tokens, heads});
   // A scale may fall on either side of a power of two; only its product with the codes is settled.

@@ -43,6 +43,7 @@ struct WriteIndexKeysArgs {
   TensorView slots;  // [tokens] i32 or i64; < 0 skipped, >= cache.slots() InvalidArgument on host backends
   IndexCache cache;  // written in place
   ScaleRule scale = ScaleRule::power_of_two;  // fp8 only; engines write powers of two
+  bool round_bf16 = false;  // also after the norm and after the rotation: engines that run these one by one in bf16
 };
 // key = rope(LayerNorm(k)); fp8: one scale per key = max(amax, 1e-4) / 448, codes = e4m3(key / scale). A key that holds
 // a NaN or an infinity stores scale NaN.
@@ -56,8 +57,9 @@ struct IndexQueryArgs {
   float weight_scale = 0.f;  // multiplies every weight: heads^-0.5 * 128^-0.5; must be positive and finite
   Rope rope;
   ScaleRule scale = ScaleRule::power_of_two;  // u8 output only
-  TensorView out_q;        // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight
-  TensorView out_weights;  // [tokens, heads] f32
+  TensorView out_q;         // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight
+  TensorView out_weights;   // [tokens, heads] f32
+  bool round_bf16 = false;  // also after the rotation
 };
 // out_q = rope(q), out_weights = weights * weight_scale (* q's scale = max(amax, 1e-10) / 448 for a u8 out_q).
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream = {});

@@ -69,6 +69,7 @@ struct IndexCache {
 enum class ScaleRule : std::uint8_t {
   arbitrary,     // amax / 448
   power_of_two,  // the next power of two at or above that
+  engine,        // amax / 448, and codes as kernels get them that divide in f32: vLLM's bytes, to the last bit
 };
 
 }  // namespace sievemla

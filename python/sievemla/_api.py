@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
 KvFormatName = Literal["f32", "bf16", "fp8_ds_mla", "fp8_nope"]
 IndexFormatName = Literal["f32", "bf16", "fp8"]
-ScaleRule = Literal["arbitrary", "power_of_two"]
+ScaleRule = Literal["arbitrary", "power_of_two", "engine"]
 RopeStyle = Literal["half_split", "interleaved", "none"]
 
 SCORE_BUDGET_BYTES = 64 << 20
@@ -157,7 +157,8 @@ def write_latent(
 
     latent: [tokens, cache.latent] float32 or bfloat16. rope: [tokens, cache.rope], same dtype, rotated.
     slots: [tokens] int32 or int64, distinct; negative: skipped; past the cache: ValueError on the host, else skipped.
-    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that.
+    scale: of fp8 rows, amax / 448 of each group of 128, or the power of two at or above that; engine is the first with
+    vLLM's own rounding of the codes.
     """
     _write_latent(
         latent, slots, cache.pages, cache.format, cache.latent, cache.rope, rope, scale, _handle(backend)
@@ -195,15 +196,17 @@ def write_index_keys(
     rope: Rope,
     norm_eps: float = 1e-6,
     scale: ScaleRule = "power_of_two",
+    round_bf16: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """key = rope(LayerNorm(k)), quantised and scattered.
 
     k: [tokens, 128] float32 or bfloat16, the raw projection. norm_weight, norm_bias: [128]. slots: as write_latent.
+    round_bf16: rounds to bfloat16 after the norm and after the rotation, as engines do that run these one by one.
     """
     _write_index_keys(
         k, norm_weight, norm_bias, slots, cache.pages, cache.format, rope.style, rope.positions, rope.cos_sin,
-        norm_eps, scale, _handle(backend)
+        norm_eps, scale, round_bf16, _handle(backend)
     )
 
 
@@ -223,16 +226,17 @@ def index_queries(
     weight_scale: float,
     rope: Rope,
     scale: ScaleRule = "power_of_two",
+    round_bf16: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """out_q = rope(q), out_weights = weights * weight_scale (times q's scale where out_q is uint8, e4m3).
 
     q: [tokens, heads, 128] and weights: [tokens, heads], float32 or bfloat16. out_q: float32, bfloat16 or uint8.
-    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5.
+    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5. round_bf16: rounds to bfloat16 after the rotation.
     """
     _index_queries(
         q, weights, weight_scale, rope.style, out_q, out_weights, rope.positions, rope.cos_sin, scale,
-        _handle(backend)
+        round_bf16, _handle(backend)
     )
 
 

@@ -26,12 +26,12 @@ _SCHEMAS = (
     "gather_latent(Tensor cache, str kv_format, int latent, int rope, Tensor slots, Tensor(a!) out) -> ()",
     "write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor(a!) cache, "
     "str index_format, str rope_style, Tensor? positions=None, Tensor? cos_sin=None, float norm_eps=1e-6, "
-    'str scale="power_of_two") -> ()',
+    'str scale="power_of_two", bool round_bf16=False) -> ()',
     "gather_index_keys(Tensor cache, str index_format, Tensor slots, Tensor(a!) keys, "
     "Tensor(b!)? scales=None) -> ()",
     "index_queries(Tensor q, Tensor weights, float weight_scale, str rope_style, Tensor(a!) out_q, "
     "Tensor(b!) out_weights, Tensor? positions=None, Tensor? cos_sin=None, "
-    'str scale="power_of_two") -> ()',
+    'str scale="power_of_two", bool round_bf16=False) -> ()',
     "index_scores(Tensor q, Tensor weights, Tensor lengths, Tensor(a!) logits, Tensor? cache=None, "
     'str index_format="fp8", Tensor? block_table=None, Tensor? row_request=None, Tensor? keys=None, '
     "Tensor? scales=None, Tensor? starts=None, bool fill=True, Tensor(b!)? workspace=None) -> ()",

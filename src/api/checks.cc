@@ -121,8 +121,8 @@ void check_bound(std::int64_t value, std::int64_t most, const char* rule, const 
 }
 
 void check_scale_rule(ScaleRule rule, const Where& where) {
-  expects(rule == ScaleRule::arbitrary || rule == ScaleRule::power_of_two, "a scale rule is arbitrary or power_of_two",
-          where, static_cast<int>(rule));
+  expects(rule == ScaleRule::arbitrary || rule == ScaleRule::power_of_two || rule == ScaleRule::engine,
+          "a scale rule is arbitrary, power_of_two or engine", where, static_cast<int>(rule));
 }
 
 void check_contiguous_rows(const TensorView& view, const Where& where) {

@@ -36,8 +36,8 @@ __device__ inline float scale_of_group(const float (&x)[N], ScaleRule rule, floa
   return kv::scale_of(__reduce_max_sync(~0u, largest), rule, floor);
 }
 // A code of a group: 0 where its scale is NaN.
-__device__ inline std::uint8_t code_of(float x, float scale) {
-  return scale == scale ? kv::to_e4m3(static_cast<double>(x) / static_cast<double>(scale)) : std::uint8_t{0};
+__device__ inline std::uint8_t code_of(float x, float scale, ScaleRule rule) {
+  return scale == scale ? kv::code_of(x, scale, rule) : std::uint8_t{0};
 }
 
 }  // namespace sievemla::cuda

@@ -55,6 +55,12 @@ void rotate(RopeStyle style, int pairs, const Real* cos, const Real* sin, Real* 
   }
 }
 
+// To bf16 by way of f32, which is what kernels that compute in f32 store.
+template <class Real>
+void round_to_bf16(Real* x) {
+  for (int i = 0; i < kIndexDim; ++i) x[i] = static_cast<Real>(base::to_f32(base::to_bf16(static_cast<float>(x[i]))));
+}
+
 // The rotation of one token's heads.
 template <class Real>
 class TokenRope {
@@ -90,7 +96,9 @@ void write_key(const WriteIndexKeysArgs& args, std::int64_t token, Store&& store
   Real key[kIndexDim];
   for (int i = 0; i < kIndexDim; ++i) key[i] = static_cast<Real>(base::load_f32(args.k, token, i));
   layer_norm(key, args.norm_weight, args.norm_bias, args.norm_eps);
+  if (args.round_bf16) round_to_bf16(key);
   TokenRope<Real>(args.rope, token)(key);
+  if (args.round_bf16) round_to_bf16(key);
   kv::store_index_key(args.cache, slot, key, args.scale, store);
 }
 
@@ -100,6 +108,7 @@ void write_query(const IndexQueryArgs& args, const TokenRope<Real>& rope, std::i
   Real q[kIndexDim];
   for (int i = 0; i < kIndexDim; ++i) q[i] = static_cast<Real>(base::load_f32(args.q, token, head, i));
   rope(q);
+  if (args.round_bf16) round_to_bf16(q);
   std::byte* out =
       static_cast<std::byte*>(args.out_q.data) + base::offset(args.out_q, token, head) * size_of(args.out_q.dtype);
   const float scale = store(q, args.out_q.dtype, args.scale, kv::kIndexQueryFloor, out);

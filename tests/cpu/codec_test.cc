@@ -41,12 +41,15 @@ std::vector<Tier> tiers() {
 }
 
 testing::AssertionResult encodes(const Codec& codec, const float* x, float scale) {
-  std::uint8_t codes[kGroup];
-  codec.encode(x, scale, codes);
-  for (int i = 0; i < kGroup; ++i) {
-    const int want = kv::to_e4m3(static_cast<double>(x[i]) / static_cast<double>(scale));
-    if (codes[i] != want)
-      return testing::AssertionFailure() << x[i] << " / " << scale << ": code " << int{codes[i]} << ", want " << want;
+  for (bool exact : {true, false}) {
+    std::uint8_t codes[kGroup];
+    codec.encode(x, scale, exact, codes);
+    for (int i = 0; i < kGroup; ++i) {
+      const int want =
+          exact ? kv::to_e4m3(static_cast<double>(x[i]) / static_cast<double>(scale)) : kv::to_e4m3(x[i] / scale);
+      if (codes[i] != want)
+        return testing::AssertionFailure() << x[i] << " / " << scale << ": code " << int{codes[i]} << ", want " << want;
+    }
   }
   return testing::AssertionSuccess();
 }
@@ -86,7 +89,7 @@ TEST(Codec, F32IsEncodedInOneRounding) {
 
 TEST(Codec, AGroupIsQuantisedAsTheDefinitionSays) {
   for (const Tier& tier : tiers())
-    for (ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two})
+    for (ScaleRule rule : {ScaleRule::arbitrary, ScaleRule::power_of_two, ScaleRule::engine})
       for (float odd : {0.f, 1.f, 1e-45f, 3e38f, kNan, -kNan, kInf, -kInf}) {
         Random random(2);
         std::vector<float> x = random.f32s(kGroup, odd == 0.f ? 0.f : 1.f);

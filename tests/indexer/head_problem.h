@@ -40,6 +40,13 @@ inline std::vector<double> roped(const std::vector<double>& x, RopeStyle style, 
   return y;
 }
 
+// What an engine stores of a value that its kernel has in f32.
+inline double stored_bf16(double x) { return double{base::to_f32(base::to_bf16(static_cast<float>(x)))}; }
+inline std::vector<double> stored_bf16(std::vector<double> x) {
+  for (double& value : x) value = stored_bf16(value);
+  return x;
+}
+
 // How far an f32 key may be off, in roundings (2^-24). The mean of 128 values below 1.5 loses at most 128 * 1.5, which
 // 1 / sqrt(variance) and the weight, together below 4, enlarge. The variance loses 130 of itself, halved by the root,
 // on values below 4: 260. Four more operations on such values: 16. Rope mixes two of them by cos and sin: times 1.5.
@@ -90,7 +97,7 @@ struct KeyProblem {
   Buffer cache(IndexFormat format) const {
     return Buffer(storage(format), pages() * 16 * (format == IndexFormat::fp8 ? kIndexKeyBytes : kIndexDim));
   }
-  std::vector<double> answer(int t) const {
+  std::vector<double> answer(int t, bool round_bf16 = false) const {
     double mean = 0, variance = 0;
     for (int i = 0; i < kIndexDim; ++i) mean += k_values[t * kIndexDim + i] / kIndexDim;
     for (int i = 0; i < kIndexDim; ++i) variance += std::pow(k_values[t * kIndexDim + i] - mean, 2) / kIndexDim;
@@ -98,7 +105,8 @@ struct KeyProblem {
     for (int i = 0; i < kIndexDim; ++i)
       key.push_back((k_values[t * kIndexDim + i] - mean) / std::sqrt(variance + 1e-6) * weight_values[i] +
                     bias_values[i]);
-    return roped(key, style, table.data() + positions[t] * kIndexRope);
+    const float* row = table.data() + positions[t] * kIndexRope;
+    return round_bf16 ? stored_bf16(roped(stored_bf16(key), style, row)) : roped(key, style, row);
   }
   // A cache's f32 or bf16 keys against the answer.
   testing::AssertionResult agrees(const Buffer& cache, const Backend& backend) const {

@@ -50,6 +50,53 @@ TEST(WriteIndexKeys, Fp8IsTheF32KeyQuantised) {
   }
 }
 
+// An engine that runs norm and rotation one by one stores bf16 after each. In f32 a normalised value near a rounding
+// edge may land on its other side: a step of 2^-8 in one value of thousands, which rope hands to two.
+TEST(WriteIndexKeys, RoundedWhereAnEngineStoresBf16) {
+  for (RopeStyle style : kStyles) {
+    const KeyProblem problem(100, style, DType::bf16);
+    for (const Backend& backend : host_backends()) {
+      const bool exact = backend.kind() == BackendKind::reference;
+      const Buffer cache = problem.cache(IndexFormat::f32);
+      WriteIndexKeysArgs args = problem.args(cache, IndexFormat::f32);
+      args.round_bf16 = true;
+      write_index_keys(backend, args);
+      int different = 0;
+      for (int t = 0; t < problem.tokens; ++t) {
+        const std::vector<double> want = problem.answer(t, true);
+        const float* key = reinterpret_cast<const float*>(cache.bytes.data()) + problem.slots[t] * kIndexDim;
+        for (int i = 0; i < kIndexDim; ++i) {
+          EXPECT_EQ(double{key[i]}, stored_bf16(double{key[i]})) << backend.name();
+          EXPECT_LE(std::abs(key[i] - want[i]), exact ? 0 : 4 * 0x1p-6) << backend.name();
+          different += double{key[i]} != want[i];
+        }
+      }
+      EXPECT_LE(different, exact ? 0 : problem.tokens * kIndexDim / 500) << backend.name();
+    }
+  }
+}
+
+TEST(IndexQueries, RoundedWhereAnEngineStoresBf16) {
+  for (RopeStyle style : kStyles) {
+    const QueryProblem problem(style, DType::bf16);
+    for (const Backend& backend : host_backends()) {
+      const Buffer out(DType::f32, QueryProblem::kTokens * QueryProblem::kHeads * kIndexDim);
+      std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads);
+      IndexQueryArgs args = problem.args(out, weights);
+      args.round_bf16 = true;
+      index_queries(backend, args);
+      const float* got = reinterpret_cast<const float*>(out.bytes.data());
+      int different = 0;
+      for (int t = 0; t < QueryProblem::kTokens; ++t)
+        for (int h = 0; h < QueryProblem::kHeads; ++h) {
+          const std::vector<double> want = stored_bf16(problem.answer(t, h));
+          for (double x : want) different += double{*got++} != x;
+        }
+      EXPECT_LE(different, backend.kind() == BackendKind::reference ? 0 : 4) << backend.name() << name_of(style);
+    }
+  }
+}
+
 // The bytes of the two backends: a value near a rounding edge may land on either side of it, a step apart.
 TEST(WriteIndexKeys, Fp8BytesOfTheBackendsAreAtMostOneCodeApart) {
   const KeyProblem problem(64, RopeStyle::half_split, DType::bf16);

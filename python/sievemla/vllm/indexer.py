@@ -110,14 +110,16 @@ class Selection:
         keys, weights = keys_and_weights[:rows].split([DIM, self.heads], dim=-1)
         rope = sievemla.Rope("half_split" if half_split else "interleaved", positions[:rows], cos_sin)
         cache = sievemla.IndexCache(self.cache.kv_cache, self.format)
+        rounded = q.dtype == torch.bfloat16  # vLLM's norm and rotation store what they give
         sievemla.write_index_keys(
             keys, self.norm.weight, self.norm.bias, step.slot_mapping[:rows], cache, rope=rope, norm_eps=self.norm.eps,
-            backend=work.backend,
+            round_bf16=rounded, backend=work.backend,
         )
         out_q = torch.empty((rows, self.heads, DIM), dtype=_DTYPES[self.format], device=q.device)
         out_weights = torch.empty((rows, self.heads), dtype=torch.float32, device=q.device)
         sievemla.index_queries(
-            q[:rows], weights, out_q, out_weights, weight_scale=self.weight_scale, rope=rope, backend=work.backend
+            q[:rows], weights, out_q, out_weights, weight_scale=self.weight_scale, rope=rope, round_bf16=rounded,
+            backend=work.backend,
         )
         sievemla.select(
             out_q,

@@ -18,7 +18,7 @@ class Contract:
     version: str
     build: str  # "cuda" or "cpu"
     # The scale rule of that vLLM's own writer of fp8_ds_mla rows.
-    latent_scale: Literal["arbitrary", "power_of_two"] = "arbitrary"
+    latent_scale: Literal["engine", "power_of_two"] = "engine"
 
 
 TABLE = (

@@ -74,10 +74,14 @@ inline std::uint8_t e4m3_of(float x) {
   return static_cast<std::uint8_t>((u >> 24 & 0x80) | (subnormal & small) | (normal & ~small));
 }
 
-inline void encode(const float* x, float scale, std::uint8_t* codes) {
+inline void encode(const float* x, float scale, bool exact, std::uint8_t* codes) {
   const double wide_scale = static_cast<double>(scale);
   float quotient[kGroup], excess[kGroup];
   for (Index i = 0; i < kGroup; ++i) quotient[i] = x[i] / scale;
+  if (!exact) {
+    for (Index i = 0; i < kGroup; ++i) codes[i] = e4m3_of(quotient[i]);
+    return;
+  }
   for (Index i = 0; i < kGroup; ++i)  // exact, but for the last rounding
     excess[i] =
         static_cast<float>((static_cast<double>(quotient[i]) * wide_scale - static_cast<double>(x[i])) * kLarge);

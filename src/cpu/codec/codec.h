@@ -20,8 +20,9 @@ struct Codec {
   void (*convert)(Real type, const void* from, std::int64_t n, Real to_type, void* to);
   // A group as f32. Returns the largest magnitude as bits, above those of numbers where it holds an infinity or NaN.
   std::uint32_t (*load_group)(Real type, const void* from, float* to);
-  // codes[i] = e4m3(x[i] / scale), the exact quotient rounded once; x is finite, scale at least the least normal f32.
-  void (*encode)(const float* x, float scale, std::uint8_t* codes);
+  // codes[i] = e4m3(x[i] / scale), the exact quotient or the f32 one rounded; x is finite, scale at least the least
+  // normal f32.
+  void (*encode)(const float* x, float scale, bool exact, std::uint8_t* codes);
   // to[i] = codes[i] * scale, the exact product rounded once.
   void (*decode)(const std::uint8_t* codes, float scale, Real to_type, void* to);
 };

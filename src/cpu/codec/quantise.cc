@@ -13,7 +13,7 @@ float quantise(const Codec& codec, DType type, const void* x, ScaleRule rule, fl
   float values[kGroup];
   const float scale = kv::scale_of(codec.load_group(real_of(type), x, values), rule, floor);
   if (std::isnan(scale)) std::fill_n(codes, kGroup, std::uint8_t{0});
-  else codec.encode(values, scale, codes);
+  else codec.encode(values, scale, rule == ScaleRule::arbitrary, codes);
   return scale;
 }
 

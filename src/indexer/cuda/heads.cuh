@@ -2,7 +2,7 @@
 // Copyright The SieveMLA authors
 // src/indexer/cuda/heads.cuh -- indexer keys and queries on CUDA: a warp a key, or a head of a query.
 //
-// In double up to the one rounding that the format does, as the reference; only sums add in another order. Lane l has
+// In double up to the roundings that are asked for, as the reference; only sums add in another order. Lane l has
 // elements l, l + 32, l + 64, l + 96.
 #pragma once
 #include "cuda/cache.cuh"
@@ -43,13 +43,19 @@ __device__ inline void rotate(HeadValues& x, const CudaRope& rope, std::int64_t 
   }
 }
 
+// As round_to_bf16 of indexer/head.h.
+__device__ inline void round_to_bf16(HeadValues& x) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = static_cast<double>(base::to_f32(base::to_bf16(static_cast<float>(x[i]))));
+}
+
 // Rounds to f32, then to codes; returns the scale.
 __device__ inline float store_codes(const HeadValues& x, ScaleRule rule, float floor, unsigned char* out, int lane) {
   const float rounded[4] = {static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]),
                             static_cast<float>(x[3])};
   const float scale = cuda::scale_of_group(rounded, rule, floor);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out[lane + 32 * i] = cuda::code_of(rounded[i], scale);
+  for (int i = 0; i < 4; ++i) out[lane + 32 * i] = cuda::code_of(rounded[i], scale, rule);
   return scale;
 }
 __device__ inline void store_bf16(const HeadValues& x, bf16* out, int lane) {
@@ -81,7 +87,9 @@ __global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
     x[i] = (x[i] - mean) * scale * static_cast<double>(cuda::load_real(p.weight, p.weight_f32, at * p.weight_step)) +
            static_cast<double>(cuda::load_real(p.bias, p.bias_f32, at * p.bias_step));
   }
+  if (p.round_bf16) round_to_bf16(x);
   rotate(x, p.rope, token, lane);
+  if (p.round_bf16) round_to_bf16(x);
   const cuda::SlotPlace place(p.cache, slot);
   if (p.fp8) {
     const float key_scale = store_codes(x, p.rule, p.floor, place.page + place.offset * 128, lane);
@@ -105,6 +113,7 @@ __global__ void queries_kernel(const __grid_constant__ QueryParams p) {
     x[i] = static_cast<double>(
         cuda::load_real(p.q, p.q_f32, token * p.q_token + head * p.q_head + (lane + 32 * i) * p.q_step));
   rotate(x, p.rope, token, lane);
+  if (p.round_bf16) round_to_bf16(x);
   const std::int64_t out = token * p.out_token + head * p.out_head;
   float scale = 1.f;
   if (p.fp8) scale = store_codes(x, p.rule, p.floor, static_cast<unsigned char*>(p.out) + out, lane);

@@ -67,6 +67,7 @@ struct WriteKeysParams {
   std::int64_t k_row, k_step, weight_step, bias_step;
   float eps;
   CudaRope rope;
+  bool round_bf16;
 };
 struct QueryParams {
   std::int64_t tokens, heads;
@@ -75,6 +76,7 @@ struct QueryParams {
   std::int64_t q_token, q_head, q_step, weights_token, weights_head;
   float weight_scale;
   CudaRope rope;
+  bool round_bf16;
   ScaleRule rule;
   float floor;
   bool fp8;  // else bf16

@@ -27,10 +27,10 @@ __global__ void write_latent_kernel(const __grid_constant__ LatentParams p) {
   const int first = warp * Fp8DsMlaRow::kScaleGroup + lane * 4;
   const float x[4] = {latent(first), latent(first + 1), latent(first + 2), latent(first + 3)};
   const float scale = cuda::scale_of_group(x, p.rule, 0.f);
-  *reinterpret_cast<std::uint32_t*>(out + first) = static_cast<std::uint32_t>(cuda::code_of(x[0], scale)) |
-                                                   static_cast<std::uint32_t>(cuda::code_of(x[1], scale)) << 8 |
-                                                   static_cast<std::uint32_t>(cuda::code_of(x[2], scale)) << 16 |
-                                                   static_cast<std::uint32_t>(cuda::code_of(x[3], scale)) << 24;
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) codes |= static_cast<std::uint32_t>(cuda::code_of(x[i], scale, p.rule)) << (8 * i);
+  *reinterpret_cast<std::uint32_t*>(out + first) = codes;
   if (lane == 0) reinterpret_cast<float*>(out + Fp8DsMlaRow::kScaleOffset)[warp] = scale;
   for (int i = thread; i < p.rope; i += kRowThreads)
     reinterpret_cast<bf16*>(out + Fp8DsMlaRow::kRopeOffset)[i] = base::to_bf16(rope(i));

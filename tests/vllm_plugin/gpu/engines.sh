@@ -12,6 +12,8 @@ run() { ! selected "$1" || engine "$@"; }
 run ours-shared-draft3 -- shared $ours --tokens 24 --mtp 3
 run ours-shared-draft1 -- shared $ours --tokens 24 --mtp 1 $decode
 run ours-graphs -- plain $ours $full
+run off-graphs SIEVEMLA_VLLM=off -- plain $flashmla $full
+run ours8-piecewise -- plain $ours --kv fp8 --graphs PIECEWISE
 run flashmla -- plain $flashmla
 sleep 1  # the others then find DeepGEMM's kernels begun
 run flashmla-again -- plain $flashmla
@@ -25,17 +27,22 @@ run shadow SIEVEMLA_VLLM=off -- plain $ours --mqa
 run shadow8 SIEVEMLA_VLLM=off -- plain $ours --kv fp8 --mqa
 run unforced -- plain
 run ours-forced-chunked SIEVEMLA_VLLM=force -- plain --batched 1024
-run ours-decode-graphs -- plain $ours $decode
+run ours-decode-graphs -- plain $ours $decode --steps 200
+run ours8-decode-graphs -- plain $ours --kv fp8 $decode
 run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
 run ours-shared -- shared $ours --tokens 24
 run ours-sm80 SIEVEMLA_CUDA_CONFIG=sm80 -- plain $ours
 run ours-no-deep-gemm -- plain $ours --no-deep-gemm
-run ours-steady -- plain $ours $decode --steps 200
 run ours-sleep -- plain $ours --sleep
+run ours-offload -- plain $ours $decode --offload
+! selected restated || restated
 ! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
 ! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
 
+last() { run graphs-on-again -- plain $ours $full; }  # on, off, on, with one cache folder
+
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
   "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
-  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-steady" "ours ours-sleep" "unforced flashattn"
-  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
+  "ours8 ours8-piecewise" "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again"
+  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "unforced flashattn" "ours-shared ours-shared-draft1"
+  "ours-shared ours-shared-draft3")

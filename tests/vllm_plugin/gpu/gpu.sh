@@ -40,20 +40,31 @@ timer() {  # NAME BACKEND KV: waits for the engines to end, then takes its turn
   timers+=("$1:$!")
 }
 
+restated() {  # what vLLM tests, asked of ours
+  (PYTHONPATH=$tree timeout "${SECONDS_EACH:-170}" python3 -m pytest -q -p no:cacheprovider --rootdir "$work" \
+    "$here/../test_restated.py" > "$out/restated.log" 2>&1
+  echo "restated: exit $? after $SECONDS s") &
+}
+
 timers=()
 . "$here/engines.sh"
 for job in $(jobs -p); do
   [[ " ${timers[*]} " == *":$job "* ]] || wait "$job"
 done
 for timed in "${timers[@]}"; do touch "$work/quiet-${timed%:*}"; wait "${timed#*:}"; done
+last
+wait
 for log in "$out"/*.log; do
   name=$(basename "$log" .log)
   [[ $name != make ]] || continue
   echo "== $name"
-  if [[ -s $out/$name.json ]]; then
-    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|STEP|Using .*(backend|KV cache)|report.py|selftest.py" "$log" | cut -c1-300
+  if [[ $name == restated ]]; then
+    tail -25 "$log" | cut -c1-200
+  elif [[ -s $out/$name.json ]]; then
+    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|OFFLOAD|STEP|Using .*(backend|KV cache)|report.py|selftest.py" "$log" |
+      cut -c1-300
   else
-    grep -vE '^\s*$|\^\^\^' "$log" | tail -12 | cut -c1-260
+    grep -vE '^\s*$|\^\^\^|destroy_process_group' "$log" | tail -14 | cut -c1-260
   fi
 done
 compare() { [[ ! -f $out/$1.json || ! -f $out/$2.json ]] || python3 "$tiny" compare "$out/$1.json" "$out/$2.json"; }

@@ -88,6 +88,8 @@ def make(a) -> None:
 
 
 def run(a) -> None:
+    if a.no_deep_gemm:
+        sys.modules["deep_gemm"] = sys.modules["vllm.third_party.deep_gemm"] = None
     import torch
     from vllm import LLM, SamplingParams
 
@@ -104,10 +106,10 @@ def run(a) -> None:
         arguments["attention_backend"] = a.backend
     if a.mtp:
         arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": a.mtp}
-    if a.no_deep_gemm:
-        sys.modules["deep_gemm"] = sys.modules["vllm.third_party.deep_gemm"] = None
     if a.sleep:
         arguments["enable_sleep_mode"] = True
+    if a.offload:
+        arguments |= {"kv_offloading_size": 1, "enable_prefix_caching": True}
     if a.mqa:
         arguments["attention_config"] = {"sparse_mla_force_mqa": True}
     llm = LLM(**arguments)
@@ -117,7 +119,7 @@ def run(a) -> None:
     source = random.Random(0)
     prompts = [[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
     params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=1,
-                            prompt_logprobs=None if a.mtp else 1)
+                            prompt_logprobs=None if a.mtp or a.offload else 1)
     results = []
     for output in llm.generate([{"prompt_token_ids": p} for p in prompts], params):
         made, seen = output.outputs[0], output.prompt_logprobs or []
@@ -126,14 +128,16 @@ def run(a) -> None:
             "tokens": list(made.token_ids),
             "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
         })
+    with open(a.out, "w") as file:
+        json.dump({"backends": used, "results": results}, file)
+    print("RESULT", used, llm.llm_engine.vllm_config.cache_config.cache_dtype,
+          [r["tokens"] for r in results], f"{torch.cuda.max_memory_allocated() >> 20} MiB", flush=True)
     if a.steps:
         steady(llm, a.steps)
     if a.sleep:
         sleep_and_wake(llm, prompts, params, results)
-    print("RESULT", used, llm.llm_engine.vllm_config.cache_config.cache_dtype,
-          [r["tokens"] for r in results], f"{torch.cuda.max_memory_allocated() >> 20} MiB")
-    with open(a.out, "w") as file:
-        json.dump({"backends": used, "results": results}, file)
+    if a.offload:
+        offload_and_reload(llm, prompts, params, results)
 
 
 def steady(llm, steps: int) -> None:
@@ -154,14 +158,33 @@ def steady(llm, steps: int) -> None:
           f"device (shared with other processes) {(after[0] - before[0]) >> 20:+d} MiB")
 
 
+def again(llm, prompts: list, params, results: list) -> tuple[list, list[int]]:
+    """How far the logprobs of the same requests are from the first time, and how many tokens were in a cache."""
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    apart = []
+    for output, was in zip(outputs, results):
+        made = output.outputs[0]
+        equal = list(made.token_ids) == was["tokens"]
+        values = [of[t].logprob for of, t in zip(made.logprobs, made.token_ids)]
+        apart.append(max(abs(u - v) for u, v in zip(values, was["logprobs"])) if equal else "other tokens")
+    return apart, [output.num_cached_tokens for output in outputs]
+
+
 def sleep_and_wake(llm, prompts: list, params, results: list) -> None:
     llm.sleep(level=1)
     llm.wake_up()
-    again = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-    same = [list(o.outputs[0].token_ids) == r["tokens"]
-            and [of[t].logprob for of, t in zip(o.outputs[0].logprobs, r["tokens"])] == r["logprobs"]
-            for o, r in zip(again, results)]
-    print("SLEEP level 1, equal tokens and logprobs after waking:", same)
+    print("SLEEP level 1, |dlogp| after waking:", again(llm, prompts, params, results)[0], flush=True)
+    llm.sleep(level=2)
+    llm.wake_up(tags=["weights"])
+    llm.collective_rpc("reload_weights")
+    llm.wake_up(tags=["kv_cache"])
+    print("SLEEP level 2, |dlogp| after waking:", again(llm, prompts, params, results)[0], flush=True)
+
+
+def offload_and_reload(llm, prompts: list, params, results: list) -> None:
+    llm.reset_prefix_cache()
+    apart, cached = again(llm, prompts, params, results)
+    print(f"OFFLOAD to the CPU, then reloaded: {cached} tokens cached, |dlogp| {apart}", flush=True)
 
 
 def compare(a) -> None:
@@ -194,6 +217,7 @@ def main() -> None:
     p.add_argument("--mtp", type=int, default=0)
     p.add_argument("--steps", type=int, default=0, help="so many mixed steps more: is device memory flat?")
     p.add_argument("--sleep", action="store_true", help="sleep, wake, and the same again")
+    p.add_argument("--offload", action="store_true", help="cached on the CPU, dropped on the GPU, and the same again")
     p.add_argument("--no-deep-gemm", action="store_true", help="its imports fail")
     p.add_argument("--mqa", action="store_true", help="vLLM's own backends: no dense prefill of short prompts")
     p.set_defaults(call=run)

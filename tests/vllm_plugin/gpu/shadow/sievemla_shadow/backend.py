@@ -47,7 +47,7 @@ class ShadowImpl(FlashMLASparseImpl):
             return
         mine = torch.zeros((-(-len(slots) // 64), 64, kv_cache.shape[-1]), dtype=kv_cache.dtype, device=slots.device)
         theirs = rows_at(kv_cache, slots[keep])
-        for rule in ("arbitrary", "power_of_two"):
+        for rule in ("engine", "arbitrary"):
             sievemla.write_latent(
                 kv_c_normed[: len(slots)], torch.arange(len(slots), device=slots.device),
                 sievemla.KvCache(mine, self.format()), rope=k_pe.reshape(len(k_pe), -1)[: len(slots)], scale=rule,

@@ -137,7 +137,7 @@ def compare_whole(indexer, step, hidden_states, qr, positions, rotary_emb) -> No
     slots = step.slot_mapping[:rows]
     cache = sievemla.IndexCache(copy, "fp8")
     sievemla.write_index_keys(keys, indexer.k_norm.weight, indexer.k_norm.bias, slots, cache, rope=rope,
-                              norm_eps=indexer.k_norm.eps, backend=backend)
+                              norm_eps=indexer.k_norm.eps, round_bf16=True, backend=backend)
     live = slots[slots >= 0].int()
     read = []
     for pages in (theirs, copy):
@@ -150,12 +150,12 @@ def compare_whole(indexer, step, hidden_states, qr, positions, rotary_emb) -> No
     out_q = torch.empty(q.shape, dtype=torch.uint8, device=q.device)
     out_weights = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
     sievemla.index_queries(q, weights, out_q, out_weights, weight_scale=indexer.n_head**-0.5 * DIM**-0.5, rope=rope,
-                           backend=backend)
+                           round_bf16=True, backend=backend)
     _, length = lengths_of(step)
     mine = select(backend, out_q, out_weights, cache, step, indexer.topk_tokens)
     width, vllm = int(length.max()), indexer.topk_indices_buffer[:rows]
     worst("top-k of our whole indexer, share that differs from vLLM's", 1 - shared(mine, vllm, length, width))
-    # The same quantised indexer with everything before the rounding to e4m3 in double.
+    # The same quantised indexer with everything between two roundings in double.
     pages = theirs.clone()
     exact_keys(indexer, keys, rope, slots, pages)
     exact_q, exact_weights = exact_queries(indexer, q, weights, rope)
@@ -181,6 +181,11 @@ def rotated(x: torch.Tensor, rope: sievemla.Rope) -> torch.Tensor:
     return torch.cat([head, x[..., 64:]], -1)
 
 
+def stored(x: torch.Tensor) -> torch.Tensor:
+    """What vLLM's norm and rotation store of values that they have in float32."""
+    return x.float().bfloat16().double()
+
+
 def quantised(x: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and power-of-two scales of x [..., 128] double."""
     scale = torch.exp2(torch.ceil(torch.log2(x.abs().amax(-1).clamp(min=floor) / 448)))
@@ -190,7 +195,7 @@ def quantised(x: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor
 def exact_keys(indexer, keys: torch.Tensor, rope: sievemla.Rope, slots: torch.Tensor, pages: torch.Tensor) -> None:
     norm = indexer.k_norm
     normed = torch.nn.functional.layer_norm(keys.double(), (DIM,), norm.weight.double(), norm.bias.double(), norm.eps)
-    codes, scales = quantised(rotated(normed, rope), 1e-4)
+    codes, scales = quantised(stored(rotated(stored(normed), rope)), 1e-4)
     live = slots >= 0
     page, at = slots[live] // PAGE, slots[live] % PAGE
     flat = pages.view(len(pages), -1)
@@ -199,5 +204,5 @@ def exact_keys(indexer, keys: torch.Tensor, rope: sievemla.Rope, slots: torch.Te
 
 
 def exact_queries(indexer, q: torch.Tensor, weights: torch.Tensor, rope: sievemla.Rope):
-    codes, scales = quantised(rotated(q.double(), rope), 1e-10)
+    codes, scales = quantised(stored(rotated(q.double(), rope)), 1e-10)
     return codes, (weights.double() * scales.double() * indexer.n_head**-0.5 * DIM**-0.5).float()
