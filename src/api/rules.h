@@ -27,7 +27,7 @@ struct Selection {
   const stage::topk::TopkKernel& topk;
   // Both, or neither: by candidates instead of all scores.
   const stage::indexer::IndexCandidatesKernel* score_candidates;
-  const stage::topk::CandidatesKernel* choose;
+  const stage::topk::ChooseKernel* choose;
 };
 Selection admit(const Backend& backend, const SelectArgs& args, Workspace workspace);
 void run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace, Stream stream);

@@ -155,7 +155,7 @@ api::Selection api::admit(const Backend& backend, const SelectArgs& args, Worksp
   Selection kernels{admit(backend, calls.score, front), admit(backend, calls.topk, front), nullptr, nullptr};
   if (plan.chunk < args.score.q.dim(0) && plan.candidates >= kCandidateRows) {
     kernels.score_candidates = serves(stage::indexer::index_candidates_kernels(), backend, {calls.score, {}, {}});
-    kernels.choose = serves(stage::topk::candidates_kernels(), backend, {calls.topk, {}, {}, {}});
+    kernels.choose = serves(stage::topk::choose_kernels(), backend, {calls.topk, {}, {}, {}});
     if (!kernels.choose) kernels.score_candidates = nullptr;
   }
   return kernels;

@@ -52,11 +52,11 @@ constexpr ExpandPoolsKernel kExpandPools[] = {
 };
 
 #if SIEVEMLA_WITH_CUDA
-constexpr CandidatesKernel kCandidates[] = {{"topk_candidates_cuda", BackendKind::cuda, "an NVIDIA GPU of sm_90",
-                                             cuda::any_device, topk_candidates_cuda_lacks, topk_candidates_cuda,
+constexpr ChooseKernel kChoose[] = {{"choose_cuda", BackendKind::cuda, "an NVIDIA GPU of sm_90",
+                                             cuda::any_device, choose_cuda_lacks, choose_cuda,
                                              nullptr}};
 #else
-constexpr std::span<const CandidatesKernel> kCandidates;
+constexpr std::span<const ChooseKernel> kChoose;
 #endif
 
 }  // namespace
@@ -64,6 +64,6 @@ constexpr std::span<const CandidatesKernel> kCandidates;
 std::span<const TopkKernel> topk_kernels() { return kTopk; }
 std::span<const PositionsToSlotsKernel> positions_to_slots_kernels() { return kPositionsToSlots; }
 std::span<const ExpandPoolsKernel> expand_pools_kernels() { return kExpandPools; }
-std::span<const CandidatesKernel> candidates_kernels() { return kCandidates; }
+std::span<const ChooseKernel> choose_kernels() { return kChoose; }
 
 }  // namespace sievemla::stage::topk

@@ -23,7 +23,7 @@ enum class CandidateStep {
   choose,  // from the rows; the lengths of rows that cannot be chosen from go to `left`, 0 for the others
   rest,    // from scores, of the rows whose length is not 0; the other outputs stay
 };
-struct CandidateArgs {
+struct ChooseArgs {
   TopkArgs topk;  // scores: of `rest` alone, but as wide always
   CandidateStep step;
   base::CandidateRow* rows;
@@ -33,12 +33,12 @@ struct CandidateArgs {
 using TopkKernel = base::Kernel<TopkArgs, TopkBounds>;
 using PositionsToSlotsKernel = base::Kernel<PositionsToSlotsArgs>;
 using ExpandPoolsKernel = base::Kernel<ExpandPoolsArgs>;
-using CandidatesKernel = base::Kernel<CandidateArgs>;
+using ChooseKernel = base::Kernel<ChooseArgs>;
 
 std::span<const TopkKernel> topk_kernels();
 std::span<const PositionsToSlotsKernel> positions_to_slots_kernels();
 std::span<const ExpandPoolsKernel> expand_pools_kernels();
-std::span<const CandidatesKernel> candidates_kernels();  // none for a backend whose scorer makes none
+std::span<const ChooseKernel> choose_kernels();  // none for a backend whose scorer makes none
 
 // What the rows name. The reference is the specification: it sorts.
 void select_reference(const TopkArgs& args, const base::Exec& exec);
@@ -58,8 +58,8 @@ void positions_to_slots_cuda(const PositionsToSlotsArgs& args, const base::Exec&
 base::Lack positions_to_slots_cuda_lacks(const PositionsToSlotsArgs& args);
 void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec);
 base::Lack expand_pools_cuda_lacks(const ExpandPoolsArgs& args);
-void topk_candidates_cuda(const CandidateArgs& args, const base::Exec& exec);
-base::Lack topk_candidates_cuda_lacks(const CandidateArgs& args);
+void choose_cuda(const ChooseArgs& args, const base::Exec& exec);
+base::Lack choose_cuda_lacks(const ChooseArgs& args);
 // Loads the kernels of a config on the current device.
 void topk_cuda_prepare(int config_sm);
 

@@ -35,14 +35,14 @@ SelectKernel guess_of() {
   }
 }
 template <class Arch>
-SelectKernel candidates_of() {
+SelectKernel choose_of() {
   if constexpr (!Arch::kWarpgroupMma) {
     return {};
   } else {
     using Tile = SelectTile<512, 2>;
     constexpr std::size_t kBytes = sizeof(CandidateSmem<Tile>);
     static_assert(kBytes <= Arch::kSmemBytes);
-    return {reinterpret_cast<const void*>(&candidates_kernel<Arch, Tile>), Tile::kThreads, static_cast<int>(kBytes)};
+    return {reinterpret_cast<const void*>(&choose_kernel<Arch, Tile>), Tile::kThreads, static_cast<int>(kBytes)};
   }
 }
 
@@ -53,7 +53,7 @@ ConfigKernels make_kernels() {
           select_of<Arch, RowKind::kLong>(),
           select_of<Arch, RowKind::kShared>(),
           guess_of<Arch>(),
-          candidates_of<Arch>(),
+          choose_of<Arch>(),
           reinterpret_cast<const void*>(&slots_kernel<Arch>),
           reinterpret_cast<const void*>(&pools_kernel<Arch>)};
 }

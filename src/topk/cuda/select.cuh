@@ -910,7 +910,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void guess_kernel(cons
   Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), static_cast<int>(blockIdx.x)).guess();
 }
 template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void candidates_kernel(const __grid_constant__ CudaParams p) {
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void choose_kernel(const __grid_constant__ CudaParams p) {
   extern __shared__ __align__(16) unsigned char smem[];
   auto& s = *reinterpret_cast<CandidateSmem<Tile>*>(smem);
   Select<Tile>(p, s.select, static_cast<int>(blockIdx.x)).select_candidates(s.words);

@@ -120,16 +120,16 @@ void select_rows(CudaParams p, const base::Exec& exec) {
 
 void topk_cuda(const TopkArgs& args, const base::Exec& exec) { select_rows(params_of(args), exec); }
 
-base::Lack topk_candidates_cuda_lacks(const CandidateArgs& args) {
+base::Lack choose_cuda_lacks(const ChooseArgs& args) {
   const cuda::Context& context = cuda::context(args.topk.lengths.device.index);
-  if (!kernels_on(context).candidates.kernel) return "the device's scorer makes no candidates";
-  if (args.topk.scores.dim(1) <= 4 * base::kCandidates) return "rows are short";
-  if ((args.topk.positions ? args.topk.positions : args.topk.slots).dim(1) > base::kCandidates / 2)
+  if (!kernels_on(context).choose.kernel) return "the device's scorer makes no candidates";
+  if (args.topk.scores.dim(1) <= 4 * base::kChoose) return "rows are short";
+  if ((args.topk.positions ? args.topk.positions : args.topk.slots).dim(1) > base::kChoose / 2)
     return "k is too large";
   return "";
 }
 
-void topk_candidates_cuda(const CandidateArgs& args, const base::Exec& exec) {
+void choose_cuda(const ChooseArgs& args, const base::Exec& exec) {
   CudaParams p = params_of(args.topk);
   if (args.step == CandidateStep::rest) {
     p.lengths = static_cast<const int*>(args.left.data), p.skip_empty = true;
@@ -140,7 +140,7 @@ void topk_candidates_cuda(const CandidateArgs& args, const base::Exec& exec) {
   p.candidates = args.rows, p.stride = static_cast<int>(base::sample_stride(p.width));
   p.left = static_cast<int*>(args.left.data);
   const ConfigKernels& kernels = kernels_on(context);
-  const SelectKernel& kernel = args.step == CandidateStep::guess ? kernels.guess : kernels.candidates;
+  const SelectKernel& kernel = args.step == CandidateStep::guess ? kernels.guess : kernels.choose;
   void* arguments[] = {&p};
   cuda::launch(kernel.kernel,
                {.ctas = p.rows, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = true},
@@ -189,7 +189,7 @@ void topk_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
     for (const SelectKernel& kernel :
-         {kernels.of_list, kernels.alone, kernels.shared, kernels.guess, kernels.candidates})
+         {kernels.of_list, kernels.alone, kernels.shared, kernels.guess, kernels.choose})
       if (kernel.kernel) cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
     cuda::load_kernel(kernels.slots, 0);
     cuda::load_kernel(kernels.pools, 0);
