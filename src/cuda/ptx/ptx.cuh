@@ -60,6 +60,13 @@ __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, s
       : "memory");
 }
 
+// A load of its own, whatever is loaded from there before or after.
+__device__ inline int load_now(const int* g_from) {
+  int x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(g_from) : "memory");
+  return x;
+}
+
 // ---- the next kernel of the stream, where it was launched as a dependent (sm_90 on; earlier nothing) ----------------
 
 // It may start; what it reads of this one it reads after wait_for_kernel.

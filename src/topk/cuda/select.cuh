@@ -49,7 +49,8 @@ struct SelectSmem {
   struct {
     int bin, above, count;
   } found;
-  int last;  // this CTA is the last of its row
+  float cut[2];  // of the list, known since its sample was taken: low and width
+  int last;      // this CTA is the last of its row
   union {
     alignas(16) int chosen[kList];  // positions to be stored
     ListEntry list[kList];          // of long rows only
@@ -85,6 +86,12 @@ __device__ inline float root(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+// The same, and the compiler does not know it: what is worked out from it is worked out where it is needed, and holds no
+// register in between.
+__device__ inline int again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 // Orders all that this thread knows of, before and after it, against other CTAs.
 __device__ inline unsigned count_arrival(unsigned* ticket) {
   unsigned before;
@@ -104,10 +111,20 @@ __device__ inline unsigned counts_of(unsigned mask) {
 
 // ---- device -----------------------------------------------------------------------------------------
 
+// Which positions of a span are taken, and how many before: of 32 each.
+struct SpanWord {
+  unsigned bits, before;
+};
+inline constexpr int kSpanWords = 4096, kSpan = 32 * kSpanWords;
+template <class Tile>
+struct CandidateSmem {
+  SelectSmem<Tile> select;
+  alignas(16) SpanWord words[kSpanWords];
+};
+
 // Apart, because it is rare: its registers shall not count.
 template <class Tile>
-__device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
-                                            int n, int k);
+__device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row);
 
 template <class Tile>
 struct Select {
@@ -122,6 +139,9 @@ struct Select {
 
   __device__ Select(const CudaParams& params, Smem& smem, int r) : p(params), s(smem), row(r) {}
 
+  __device__ int visible(int length, int start) const {
+    return max(static_cast<int>(min(static_cast<std::int64_t>(length), p.width - start)), 0);
+  }
   __device__ void set_groups(int entries) { groups = (entries + 4 * kThreads - 1) / (4 * kThreads); }
   __device__ int first_of(int group) const { return ((warp * groups + group) * 32 + lane) * 4; }
   __device__ int entry_of(unsigned lowest_bit) const {
@@ -167,7 +187,8 @@ struct Select {
 
   __device__ void least_and_largest(int& low, int& high) {
     low = __reduce_min_sync(~0u, low), high = __reduce_max_sync(~0u, high);
-    if (lane == 0) s.low[warp] = low, s.high[warp] = high;
+    const int at = again(warp);
+    if (lane == 0) s.low[at] = low, s.high[at] = high;
     __syncthreads();
     low = __reduce_min_sync(~0u, s.low[lane % kWarps]), high = __reduce_max_sync(~0u, s.high[lane % kWarps]);
   }
@@ -182,7 +203,7 @@ struct Select {
   // The bin of the need-th largest of what was counted, into s.found; clears the bins.
   __device__ void find_bin(int need) {
     __syncthreads();
-    auto* const mine = reinterpret_cast<int4*>(s.bins) + (kThreads - 1 - thread) * Tile::kBinQuads;
+    auto* const mine = reinterpret_cast<int4*>(s.bins) + (kThreads - 1 - again(thread)) * Tile::kBinQuads;
     int sum = 0;
     int4 count[Tile::kBinQuads];
 #pragma unroll
@@ -191,7 +212,7 @@ struct Select {
       sum += count[q].x + count[q].y + count[q].z + count[q].w;
     }
     const int all = __reduce_add_sync(~0u, sum);
-    if (lane == 0) s.sums[warp] = all;
+    if (lane == 0) s.sums[again(warp)] = all;
     __syncthreads();
     int above = __reduce_add_sync(~0u, lane < warp ? s.sums[lane % kWarps] : 0);
     if (above < need && need <= above + all) {  // it is in this warp's
@@ -229,7 +250,7 @@ struct Select {
       if (lane >= d) upto += other;
     }
     const unsigned all = __shfl_sync(~0u, upto, 31);
-    if (lane == 0) s.marked[turn][warp] = static_cast<int>(__dp4a(all, 0x01010101u, 0u));
+    if (lane == 0) s.marked[turn][again(warp)] = static_cast<int>(__dp4a(all, 0x01010101u, 0u));
     __syncthreads();
     const int here = s.marked[turn][lane % kWarps];
     int before = __reduce_add_sync(~0u, lane < warp ? here : 0);
@@ -271,53 +292,75 @@ struct Select {
     find_bin(need);
   }
 
+  // Scores that lie in s.list too are taken from there where that is rare, and hold no registers till then.
+  template <bool Listed>
+  __device__ int key_at(const float (&x)[kEntries], int i) const {
+    return key_of(Listed ? canonical(s.list[first_of(i / 4) + i % 4].score) : x[i]);
+  }
+  template <bool Listed, class F>
+  __device__ void each_key_among(unsigned marked, const float (&x)[kEntries], F&& f) const {
+    if constexpr (Listed) {
+#pragma unroll 1
+      for (unsigned left = marked; left; left &= left - 1) {
+        const int bit = __clz(static_cast<int>(left & -left)) ^ 31;
+        f(left & -left, key_at<true>(x, bit / 8 * 4 + bit % 8));
+      }
+    } else {
+      each_entry([&](int i) {
+        if (marked & bit_of(i)) f(bit_of(i), key_at<false>(x, i));
+      });
+    }
+  }
+
   // The same again and again, of the ties, by key: until they are few, all wanted, or all the same.
+  template <bool Listed>
   __device__ void cut_by_key(const float (&x)[kEntries], unsigned& above, unsigned& ties, int& need, int& count) {
     while (need < count && count > kFew) {
       int low = kInfinity, high = -kInfinity;
-      each_entry([&](int i) {
-        if (ties & bit_of(i)) low = min(low, key_of(x[i])), high = max(high, key_of(x[i]));
-      });
+      each_key_among<Listed>(ties, x, [&](unsigned, int key) { low = min(low, key), high = max(high, key); });
       __syncthreads();
       least_and_largest(low, high);
       if (low == high) return;
       const int shift = shift_of(low, high);
-      auto bin = [&](int i) { return (static_cast<unsigned>(key_of(x[i])) - static_cast<unsigned>(low)) >> shift; };
-      each_entry([&](int i) {
-        if (ties & bit_of(i)) atomicAdd(&s.bins[bin(i)], 1);
-      });
+      const auto bin = [&](int key) { return (static_cast<unsigned>(key) - static_cast<unsigned>(low)) >> shift; };
+      each_key_among<Listed>(ties, x, [&](unsigned, int key) { atomicAdd(&s.bins[bin(key)], 1); });
       find_bin(need);
       const auto found = s.found;
       const unsigned at = static_cast<unsigned>(found.bin);
       unsigned inside = 0;
-      each_entry([&](int i) {
-        if (!(ties & bit_of(i))) return;
-        if (bin(i) > at) above |= bit_of(i);
-        if (bin(i) == at) inside |= bit_of(i);
+      each_key_among<Listed>(ties, x, [&](unsigned mark, int key) {
+        if (bin(key) > at) above |= mark;
+        if (bin(key) == at) inside |= mark;
       });
       ties = inside, need -= found.above, count = found.count;
     }
   }
 
+  template <bool Listed>
   __device__ unsigned long long number_of(const float (&x)[kEntries], unsigned lowest_bit) const {
+    const int entry = entry_of(lowest_bit);
     float score = x[0];
+    if constexpr (Listed) score = canonical(s.list[entry].score);
+    else
 #pragma unroll
-    for (int i = 1; i < kEntries; ++i)
-      if (lowest_bit == bit_of(i)) score = x[i];
+      for (int i = 1; i < kEntries; ++i)
+        if (lowest_bit == bit_of(i)) score = x[i];
     return static_cast<unsigned long long>(static_cast<unsigned>(key_of(score)) ^ 0x80000000u) << 32 |
-           static_cast<unsigned>(~entry_of(lowest_bit));
+           static_cast<unsigned>(~entry);
   }
   // Those of the `marked` that are among the `need` largest of all the marked, which are kFew at most.
+  template <bool Listed>
   __device__ unsigned rank_few(const float (&x)[kEntries], unsigned marked, int need) {
 #pragma unroll 1
-    for (unsigned left = marked; left; left &= left - 1) s.few[atomicAdd(&s.few_count, 1)] = number_of(x, left & -left);
+    for (unsigned left = marked; left; left &= left - 1)
+      s.few[atomicAdd(&s.few_count, 1)] = number_of<Listed>(x, left & -left);
     __syncthreads();
     unsigned above = 0;
     if (!__any_sync(~0u, marked != 0)) return above;
     const unsigned long long a = s.few[lane], b = s.few[lane + 32];
 #pragma unroll 1
     for (unsigned left = marked, lanes; (lanes = __ballot_sync(~0u, left != 0)) != 0; left &= left - 1) {
-      const unsigned long long mine = number_of(x, left & -left);
+      const unsigned long long mine = number_of<Listed>(x, left & -left);
 #pragma unroll 1
       for (; lanes; lanes &= lanes - 1) {
         const int owner = __ffs(static_cast<int>(lanes)) - 1;
@@ -330,6 +373,7 @@ struct Select {
   }
 
   // Which of the entries are the `need` largest: `above`, and the first `need`, as it is afterwards, of the ties.
+  template <bool Listed>
   __device__ unsigned narrow(const float (&x)[kEntries], Cut cut, int& need, unsigned& ties) {
     unsigned above = 0;
     int count = kList + 1;
@@ -343,9 +387,9 @@ struct Select {
       ties &= ~(above | mask_of([&](int i) { return code[i] - at; }));
       need -= found.above, count = found.count;
     }
-    cut_by_key(x, above, ties, need, count);
+    cut_by_key<Listed>(x, above, ties, need, count);
     if (need == count) above |= ties, need = 0;
-    else if (count <= kFew) above |= rank_few(x, ties, need), need = 0;
+    else if (count <= kFew) above |= rank_few<Listed>(x, ties, need), need = 0;
     return above;
   }
 
@@ -361,8 +405,7 @@ struct Select {
     }
     if (p.out.slots) {
       const IdRow ids(p.out, row);
-#pragma unroll 1
-      for (int i = thread; i < n; i += kThreads) ids.store_slot(p.out, first + i, from(i));
+      ids.store_slots(p.out, first + thread, first + n, kThreads, [&](int lane) { return from(lane - first); });
     }
   }
   // Stores the ids of the selected entries, `above` and the first `need` ties, in ascending order from lane `first` on.
@@ -423,7 +466,10 @@ struct Select {
   }
 
   // The row itself, in exact keys.
-  __device__ void read_again(const float* scores, int n, int k) {
+  __device__ void read_again() {
+    const int start = __reduce_max_sync(~0u, p.starts ? max(p.starts[row], 0) : 0);
+    const int n = __reduce_max_sync(~0u, visible(p.lengths[row], start)), k = min(n, p.k);
+    const float* const scores = p.scores + row * p.scores_row + start;
     int low = -kInfinity, high = kInfinity, need = k;
     int count = n;
     __syncthreads();  // with whatever the CTA did before
@@ -441,7 +487,8 @@ struct Select {
       }
       find_bin(need);
       need -= s.found.above, count = s.found.count;
-      const unsigned first = static_cast<unsigned>(low) + (static_cast<unsigned>(s.found.bin) << shift);
+      const unsigned bin = static_cast<unsigned>(__reduce_max_sync(~0u, s.found.bin));
+      const unsigned first = static_cast<unsigned>(low) + (bin << shift);
       const unsigned span = static_cast<unsigned>(high) - first;
       low = static_cast<int>(first);
       high = static_cast<int>(first + min((1u << shift) - 1, span));
@@ -496,9 +543,11 @@ struct Select {
 #pragma unroll
         for (int j = 0; j < kFours; ++j) cuda::load_once(v[j], from + j * 32, true, once);
       } else {
+        const int me = again(lane);  // few strips are so: what they need holds no registers for the others
+        const float4* const edge = first + strip * (kStrip / 4) + me;
         auto at = [&](int j, int i) {
-          const unsigned place = static_cast<unsigned>(position(strip) + (j * 32 + lane) * 4 + i);
-          return place < static_cast<unsigned>(length) ? __ldcg(reinterpret_cast<const float*>(from + j * 32) + i)
+          const unsigned place = static_cast<unsigned>(position(strip) + (j * 32 + me) * 4 + i);
+          return place < static_cast<unsigned>(length) ? __ldcg(reinterpret_cast<const float*>(edge + j * 32) + i)
                                                        : NAN;
         };
 #pragma unroll
@@ -636,15 +685,37 @@ struct Select {
     });
     if ((warp + 1) * groups * 128 > n)
       each_entry([&](int i) {
-        if (first_of(i / 4) + i % 4 >= n) x[i] = -INFINITY;
+        if (first_of(i / 4) + i % 4 >= n) s.list[first_of(i / 4) + i % 4].score = x[i] = -INFINITY;
       });
   }
 
-  // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it. Negative: another
-  // CTA has it. Less than k or more than kList: there is none.
+  // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it, in s.cut.
+  // Negative: another CTA has it. Less than k or more than kList: there is none.
   template <bool Shared>
-  __device__ int list_of(const float* scores, int n, int k, int part, Cut& cut) {
-    constexpr int kFours = Shared ? 2 : 4;  // all warps have some of a part
+  static constexpr int kFoursOf = Shared ? 2 : 4;  // all warps have some of a part
+  // Starts the loads that a list begins with: the sample, and of a shared row the first strips.
+  template <bool Shared>
+  __device__ void start_list(const float* scores, int n, int part, float (&x)[kEntries],
+                             float4 (&next)[kFoursOf<Shared>]) {
+    const Groups<kFoursOf<Shared>> row_groups(scores, n);
+    set_groups(kList >> row_groups.fewer());
+    each_group([&](int j) {
+      const float4 v = row_groups.sample(j * kThreads + thread);
+      x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
+    });
+    const auto [begin, end] = range_of(row_groups.strips(), part, Shared ? p.parts : 1);
+    if (Shared && begin + warp < end && row_groups.inside(begin + warp)) row_groups.load(begin + warp, lane, next);
+  }
+  template <bool Shared>
+  __device__ int list_of(const float* scores, int n, int k, int part) {
+    float x[kEntries];
+    float4 next[kFoursOf<Shared>];
+    return list_of<Shared>(scores, n, k, part, x, next, false);
+  }
+  template <bool Shared>
+  __device__ int list_of(const float* scores, int n, int k, int part, float (&x)[kEntries],
+                         float4 (&next)[kFoursOf<Shared>], bool started) {
+    constexpr int kFours = kFoursOf<Shared>;
     const Groups<kFours> row_groups(scores, n);
     const int samples = kList >> row_groups.fewer(), rank = rank_of(samples, n, k);
     // A quarter of the list is left for what the guess is off by.
@@ -652,26 +723,20 @@ struct Select {
     const auto [begin, end] = range_of(row_groups.strips(), part, Shared ? p.parts : 1);
     for (int i = 0; i < kRounds<kFours>; ++i) row_groups.prefetch(begin + warp + i * kWarps, end, lane);
     set_groups(samples);
-    float x[kEntries];
-    float4 next[kFours];
-    each_group([&](int j) {
-      const float4 v = row_groups.sample(j * kThreads + thread);
-      x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
-    });
+    if (!started) start_list<Shared>(scores, n, part, x, next);
     const bool loaded = Shared && begin + warp < end && row_groups.inside(begin + warp);
-    if (loaded) row_groups.load(begin + warp, lane, next);
     each_entry([&](int i) { x[i] = canonical(x[i]); });
-    cut = cut_of(x);
+    const Cut cut = cut_of(x);
     int listed = kList + 1;
     if (cut.good()) {
       float code[kEntries];
       find_bin_of(x, cut, rank, code);
       const int bin = s.found.bin;
       const float threshold = cut.edge(bin);
+      if (thread == 0) s.cut[0] = threshold, s.cut[1] = cut.width + (cut.low - threshold);
       if (bin > 0)
         listed = filter(row_groups, threshold, begin, end, next, loaded,
                         Shared ? p.lists + (row * p.parts + part) * std::int64_t{kList} : s.list);
-      cut.width += cut.low - threshold, cut.low = threshold;
     }
     if constexpr (Shared) listed = hand_over(listed, part);
     return listed;
@@ -680,17 +745,21 @@ struct Select {
   // Rows: Short: at most a list; Long; Shared by p.parts CTAs.
   template <RowKind kKind>
   __device__ void run(int part) {
+    // What a length is before the kernels before are done may be wrong, but is right mostly: a shared row's first loads
+    // go by it, and again if it was not.
+    const int early = kKind == RowKind::kShared ? cuda::load_now(p.lengths + row) : 0;
     cuda::wait_for_kernel();
     cuda::let_next_start();  // not before: the CTAs of many kernels would wait, and lie badly among multiprocessors
     const int start = p.starts ? max(p.starts[row], 0) : 0, length = p.lengths[row];
-    if constexpr (kKind == RowKind::kShared) {  // meanwhile: the row may be as long as it can be
-      const Groups<2> whole(p.scores + row * p.scores_row, static_cast<int>(min(p.width, std::int64_t{INT32_MAX})));
-      const Range strips = range_of(whole.strips(), part, p.parts);
-      whole.prefetch(strips.begin + warp, strips.end, lane);
-    }
+    constexpr bool kShared = kKind == RowKind::kShared;
+    [[maybe_unused]] float sample[kShared ? kEntries : 1];
+    [[maybe_unused]] float4 strip[kShared ? kFoursOf<true> : 1];
+    const bool starts_early = kShared && !p.starts && visible(early, 0) > kList;
+    if constexpr (kShared)
+      if (starts_early) start_list<true>(p.scores + row * p.scores_row, visible(early, 0), part, sample, strip);
+    if (p.skip_empty && length <= 0) return;
     clear();
-    const int n = max(static_cast<int>(min(static_cast<std::int64_t>(length), p.width - start)), 0);
-    const int k = min(n, p.k);
+    const int n = visible(length, start), k = min(n, p.k);
     const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
     const float* scores = p.scores + row * p.scores_row + start;
     int listed = n;
@@ -699,13 +768,14 @@ struct Select {
     const bool from_list = kKind != RowKind::kShort && n > kList;
     if constexpr (kKind != RowKind::kShort) {
       if (from_list) {
-        listed = list_of<kKind == RowKind::kShared>(scores, n, k, part, cut);
+        if constexpr (kShared)
+          listed = list_of<true>(scores, n, k, part, sample, strip, starts_early && n == visible(early, 0));
+        else listed = list_of<false>(scores, n, k, part);
         if (listed < 0) return;
         if (listed < k || listed > kList) {
-          read_row_again<Tile>(p, s, row, scores, n, k);
+          read_row_again<Tile>(p, s, row);
           return;
         }
-        take_list(listed, x);
       } else if (part > 0) {
         return;
       }
@@ -715,24 +785,140 @@ struct Select {
       take(scores, listed, x);
       if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
       if (k < listed) cut = cut_of(x);
+      if constexpr (kKind != RowKind::kShort) {
+        if (thread == 0) s.cut[0] = cut.low, s.cut[1] = cut.width;
+        each_entry([&](int i) {
+          const int entry = first_of(i / 4) + i % 4;
+          s.list[entry] = {x[i], entry};
+        });
+      }
     }
+    if constexpr (kKind != RowKind::kShort) {
+      take_list(listed, x);
+      cut = {s.cut[0], s.cut[1]};
+    }
+    finish<kKind != RowKind::kShort>(x, listed, k, cut);
+  }
+  // Selects k of the entries and stores their ids; Listed: which lie in s.list.
+  template <bool Listed>
+  __device__ void finish(const float (&x)[kEntries], int listed, int k, Cut cut) {
     int need = k;
     unsigned above = 0, ties = 0;
     if (k == listed) above = first_entries(listed), need = 0;
-    else above = narrow(x, cut, need, ties);
+    else above = narrow<Listed>(x, cut, need, ties);
     emit(above, ties, need, 0, [&](int entry) {
-      if (!from_list) return int4{entry, entry + 1, entry + 2, entry + 3};
+      if constexpr (!Listed) return int4{entry, entry + 1, entry + 2, entry + 3};
       const auto* from = reinterpret_cast<const int4*>(s.list + entry);
       const int4 a = from[0], b = from[1];
       return int4{a.y, a.w, b.y, b.w};
     });
     if (k < p.k) store(k, p.k - k, [](int) { return -1; });
   }
+
+  // ---- rows of candidates
+
+  // A threshold that most probably more than k scores reach, though not more than are kept; -inf where none is known.
+  __device__ void guess() {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), samples = base::samples_of(n, p.stride), k = min(n, p.k);
+    const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
+    const int rank = static_cast<int>(1.25f * share + 4.f * root(share) + 5.f);
+    float least = -INFINITY;
+    if (n > base::kCandidates && rank < samples) {
+      clear();
+      set_groups(samples);
+      float x[kEntries], code[kEntries];
+      take(reinterpret_cast<const float*>(p.candidates[row].of), samples, x);
+      const Cut cut = cut_of(x);
+      if (cut.good()) {
+        find_bin_of(x, cut, rank, code);
+        if (s.found.bin > 0) least = cut.edge(s.found.bin);
+      }
+    }
+    if (thread == 0) p.candidates[row].count = 0, p.candidates[row].least = least;
+  }
+  // Puts the candidates into s.list, in ascending position.
+  __device__ void sort_candidates(int listed, int n, SpanWord* words) {
+    constexpr int kEach = kSpanWords / kThreads;
+    const auto* const from = reinterpret_cast<const float2*>(p.candidates[row].of);
+    const auto each_in_span = [&](int first, auto&& f) {
+#pragma unroll 4
+      for (int i = thread; i < listed; i += kThreads) {
+        const float2 entry = __ldcg(from + i);
+        const unsigned at = static_cast<unsigned>(__float_as_int(entry.y) - first);
+        if (at < static_cast<unsigned>(kSpan)) f(entry, at / 32, at % 32);
+      }
+    };
+    int before = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first += min(kSpan, n - first)) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) words[i * kThreads + thread] = {0, 0};
+      __syncthreads();
+      each_in_span(first, [&](float2, unsigned word, unsigned bit) { atomicOr(&words[word].bits, 1u << bit); });
+      __syncthreads();
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += __popc(words[thread * kEach + i].bits);
+      int upto = sum;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, d);
+        if (lane >= d) upto += other;
+      }
+      if (lane == 31) s.sums[warp] = upto;
+      __syncthreads();
+      const int of_warp = lane < kWarps ? s.sums[lane] : 0;
+      int at = before + __reduce_add_sync(~0u, lane < warp ? of_warp : 0) + upto - sum;
+      before += __reduce_add_sync(~0u, of_warp);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        SpanWord& word = words[thread * kEach + i];
+        word.before = static_cast<unsigned>(at), at += __popc(word.bits);
+      }
+      __syncthreads();
+      each_in_span(first, [&](float2 entry, unsigned word, unsigned bit) {
+        const SpanWord w = words[word];
+        s.list[w.before + static_cast<unsigned>(__popc(w.bits & ((1u << bit) - 1)))] = {entry.x,
+                                                                                        __float_as_int(entry.y)};
+      });
+      __syncthreads();
+    }
+  }
+  __device__ void select_candidates(SpanWord* words) {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), k = min(n, p.k), listed = p.candidates[row].count;
+    const bool good = listed >= k && listed <= base::kCandidates;
+    if (thread == 0) p.left[row] = good ? 0 : n;
+    if (!good) return;
+    clear();
+    sort_candidates(listed, n, words);
+    float x[kEntries];
+    take_list(listed, x);
+    each_entry([&](int i) { x[i] = canonical(x[i]); });
+    Cut cut{};
+    if (k < listed) cut = cut_of(x);
+    finish<true>(x, listed, k, cut);
+  }
 };
 
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void guess_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), static_cast<int>(blockIdx.x)).guess();
+}
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void choose_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  auto& s = *reinterpret_cast<CandidateSmem<Tile>*>(smem);
+  Select<Tile>(p, s.select, static_cast<int>(blockIdx.x)).select_candidates(s.words);
+}
+
 template <class Tile>
-__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, int n, int k) {
-  Select<Tile>(p, s, row).read_again(scores, n, k);
+__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row) {
+  Select<Tile>(p, s, __reduce_max_sync(~0u, row)).read_again();
 }
 
 // Its registers are bounded through the threads it is said to have at most.
