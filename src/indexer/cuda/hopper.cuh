@@ -20,7 +20,9 @@
 namespace sievemla::stage::indexer {
 
 inline constexpr int kProductKeys = 64;
-__device__ inline int tiles_of_keys(int keys) { return (keys + kProductKeys - 1) / kProductKeys; }
+__device__ inline int tiles_of_keys(int keys, int stride = 1) {
+  return (keys + kProductKeys * stride - 1) / (kProductKeys * stride);
+}
 
 // What is the same in a warp, in a uniform register.
 __device__ inline int uniform(int x) { return __reduce_max_sync(~0u, x); }
@@ -219,11 +221,24 @@ struct RowsSmem {
   HeadBlock<Columns> block[Tile::kBlocks];
   alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
-  int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
-  int longest[kMostUnits];               // of a unit's rows
+  int length[4 * Tile::kGroups][kRows];   // of the rows of a source, 0 of others; a copy for each warp
+  float least[4 * Tile::kGroups][kRows];  // candidates: the thresholds, likewise
+  int longest[kMostUnits];                // of a unit's rows
 };
 
-template <class Tile, class Columns>
+// A candidate that has asked for its place in a row. It is stored a product later, when its place is known.
+struct Pending {
+  int place = base::kCandidates;
+  float score = 0.f;
+  __device__ void ask(base::CandidateRow* row, float its) { score = its, place = atomicAdd(&row->count, 1); }
+  __device__ void store(base::CandidateRow* row, int position) {
+    if (static_cast<unsigned>(place) < static_cast<unsigned>(base::kCandidates))
+      *reinterpret_cast<float2*>(&row->of[place]) = {score, __int_as_float(position)};
+    place = base::kCandidates;
+  }
+};
+
+template <class Tile, class Columns, bool Candidates>
 struct Rows {
   static constexpr int kBlockRows = Columns::kRows, kRows = Tile::kBlocks * kBlockRows;
   static_assert(kRows <= 64);
@@ -235,6 +250,8 @@ struct Rows {
   const int group = uniform(warp / 4);
   const int my_key = Mine<Columns>::key(lane), my_row = Mine<Columns>::row(lane);
 
+  __device__ int stride() const { return Candidates ? 1 : p.stride; }
+
   // Turns: a warp group starts its products after the one before it has started its own, so that sums of one go beside
   // products of another.
   __device__ void wait_turn() const { cuda::barrier_sync(1 + group, 256); }
@@ -244,6 +261,7 @@ struct Rows {
   __device__ void run(int first_row, int end_row, int begin, int end) const {
     __syncthreads();
     place_heads<Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
+    const int tile_keys = kProductKeys * stride();
     __syncthreads();
     // Rows that share a source go together: mostly all. A row of no length may name any.
     std::uint64_t done = 0;
@@ -256,33 +274,38 @@ struct Rows {
         const bool real = row < end_row && !(done >> at & 1);
         length[i] = real ? length_of(p, row) : 0, source[i] = real ? source_of(p, row) : 0;
       }
-      const std::uint64_t todo = rows_where(length[0] > begin * kProductKeys, length[1] > begin * kProductKeys);
+      const std::uint64_t todo = rows_where(length[0] > begin * tile_keys, length[1] > begin * tile_keys);
       if (!todo) break;
       const int at = __ffsll(static_cast<long long>(todo)) - 1;
       const int chosen = __shfl_sync(~0u, at < 32 ? source[0] : source[1], at % 32);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (source[i] != chosen || length[i] <= begin * kProductKeys) length[i] = 0;
-        if (lane + 32 * i < kRows) s.length[warp][lane + 32 * i] = length[i];
+        if (source[i] != chosen || length[i] <= begin * tile_keys) length[i] = 0;
+        if (lane + 32 * i >= kRows) continue;
+        s.length[warp][lane + 32 * i] = length[i];
+        if (Candidates && length[i] > 0) s.least[warp][lane + 32 * i] = p.candidates[first_row + lane + 32 * i].least;
       }
       __syncwarp();
       const std::uint64_t mine = rows_where(length[0] > 0, length[1] > 0);
       done |= mine;
       const int longest = __reduce_max_sync(~0u, max(length[0], length[1]));
-      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest)) * kProductKeys, longest);
+      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest, stride())) * kProductKeys,
+           longest);
     }
   }
   __device__ static std::uint64_t rows_where(bool low, bool high) {
     return __ballot_sync(~0u, low) | static_cast<std::uint64_t>(__ballot_sync(~0u, high)) << 32;
   }
 
-  // Starts the copies of a warp's 16 keys; those from `end` on need not exist. What is not there is not copied.
+  // Starts the copies of the 16 keys of a warp's columns; those from `end` on need not exist. What is not there is not
+  // copied.
   struct Arriving {
     float scale[2];  // of keys lane / 4 and + 8, halved: 2 relu(x) = x + |x|
     int first;       // key; beyond all where the page lies nowhere
   };
   __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
+    first = base::sample_key(first, stride());
     Arriving arriving{{0.f, 0.f}, first};
     const unsigned char* from = p.keys;
     const float* scale = p.scales;
@@ -330,6 +353,11 @@ struct Rows {
     int first = first_key - kStep + group * kProductKeys + warp % 4 * kMine;
     float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
     Arriving next{};
+    Pending pending[2];
+    const auto store_pending = [&](int block, int position) {
+      auto* const row = p.candidates + first_row + block * kBlockRows + my_row;
+      for (int i = 0; i < 2; ++i) pending[i].store(row, position + 8 * i);
+    };
     int odd = 1;
     if (group == Tile::kGroups - 1) pass_turn();
     // In all groups as often; the first time round only fetches.
@@ -339,9 +367,11 @@ struct Rows {
       cuda::cp_async_wait<0>();
       cuda::fence_async();
       cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
+      if constexpr (Candidates) store_pending(last - 1, first - kStep + my_key);
       next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
       if (at < first_key) continue;
-      if (here.first == kNowhere) lose(first_row, first);
+      // A tile from `end` on is another CTA's: its scores are stored twice, but no candidate may be.
+      if (here.first == kNowhere && (!Candidates || first < end)) lose(first_row, first);
       const std::uint64_t a = keys + odd * matrix_step(sizeof(s.keys[0][0]));
       std::uint64_t b = heads + begin * matrix_step(sizeof(s.block[0]));
       const float* weights = s.weights[begin];
@@ -358,49 +388,68 @@ struct Rows {
         cuda::wgmma_commit();
         pass_turn();
         const Weights<Columns> w(weights, lane);
-        const int visible = *length - my_key - here.first;
+        const int visible = (Candidates ? min(*length, end) : *length) - my_key - here.first;
+        const float threshold = Candidates ? s.least[warp][block * kBlockRows + my_row] : 0.f;
         cuda::wgmma_wait<0>();
+        if constexpr (Candidates) store_pending(block - 1, here.first + my_key);
         sum_heads<Columns>(d, w, here.scale, lane, [&](int on, float score) {
-          if (on < visible) to[on] = score;
+          if constexpr (Candidates) {
+            if (on < visible && !(score < threshold))
+              pending[on / 8].ask(p.candidates + first_row + block * kBlockRows + my_row, score);
+          } else if (on < visible) {
+            to[on] = score;
+          }
         });
         b += matrix_step(sizeof(s.block[0])), weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
+    if constexpr (Candidates) store_pending(last - 1, first - kStep + my_key);
     cuda::cp_async_wait<0>();
     if (group == 0) wait_turn();
   }
-  // Keys first .. first + 15 are nowhere.
+  // The keys of columns first .. first + 15 are nowhere.
   __device__ void lose(int first_row, int first) const {
+    const int position = base::sample_key(first, stride()) + lane;
 #pragma unroll 1
-    for (int r = 0; r < kRows; ++r)
-      if (lane < 16 && first + lane < s.length[warp][r])
+    for (int r = 0; r < kRows; ++r) {
+      if (lane >= 16 || position >= s.length[warp][r]) continue;
+      if constexpr (Candidates) {
+        if (s.least[warp][r] > -INFINITY) continue;
+        Pending lost;
+        lost.ask(p.candidates + first_row + r, -INFINITY);
+        lost.store(p.candidates + first_row + r, position);
+      } else {
         p.logits[(first_row + r) * p.logits_row + first + lane] = -INFINITY;
+      }
+    }
   }
 };
 
 // Rows [first_row, first_row + kMostUnits * kRows).
-template <class Arch, class Tile, class Columns>
+template <class Arch, class Tile, class Columns, bool Candidates>
 __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_constant__ CudaScoreParams p,
                                                                  int first_row) {
-  constexpr int kRows = Rows<Tile, Columns>::kRows;
+  constexpr int kRows = Rows<Tile, Columns, Candidates>::kRows;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<RowsSmem<Tile, Columns>*>(smem);
-  const Rows<Tile, Columns> rows{p, s};
+  const Rows<Tile, Columns, Candidates> rows{p, s};
   const int thread = rows.thread, end_row = min(p.rows, first_row + kMostUnits * kRows);
   const int units = (end_row - first_row + kRows - 1) / kRows, each = (end_row - first_row + units - 1) / units;
   const int unit_rows = (each + Columns::kRows - 1) / Columns::kRows * Columns::kRows;
   for (int i = thread; i < units; i += Tile::kThreads) s.longest[i] = 0;
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
   __syncthreads();
 #pragma unroll 4
   for (int row = first_row + thread; row < end_row; row += Tile::kThreads)
     atomicMax(&s.longest[(row - first_row) / unit_rows], length_of(p, row));
   __syncthreads();
-  const Units shares{units, [&](int unit) { return tiles_of_keys(s.longest[unit]); }};
+  const Units shares{units, [&](int unit) { return tiles_of_keys(s.longest[unit], rows.stride()); }};
   shares.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end, bool) {
     const int row = first_row + unit * unit_rows;
     rows.run(row, min(row + unit_rows, end_row), begin, end);
   });
-  if (p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
+  if (!Candidates && p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
 }
 
 // ---- few rows: warp groups hold the heads of rows that share keys, and keys come through a ring -----

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "base/candidates.h"
 #include "cuda/latent.h"
 #include "sievemla/indexer.h"
 
@@ -36,6 +37,9 @@ struct CudaScoreParams {
   std::int64_t logits_row;
   int width;
   bool fill;
+
+  int stride;                      // of groups of 16 keys: 1 all of them, 2 every other one, in columns side by side
+  base::CandidateRow* candidates;  // [rows]: instead of logits
 };
 
 inline constexpr int kHeadWarps = 4;  // of a CTA, a key or a head each

@@ -105,6 +105,17 @@ __device__ inline unsigned counts_of(unsigned mask) {
 
 // ---- device -----------------------------------------------------------------------------------------
 
+// Which positions of a span are taken, and how many before: of 32 each.
+struct SpanWord {
+  unsigned bits, before;
+};
+inline constexpr int kSpanWords = 4096, kSpan = 32 * kSpanWords;
+template <class Tile>
+struct CandidateSmem {
+  SelectSmem<Tile> select;
+  alignas(16) SpanWord words[kSpanWords];
+};
+
 // Apart, because it is rare: its registers shall not count.
 template <class Tile>
 __device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row);
@@ -716,6 +727,7 @@ struct Select {
     const bool starts_early = kShared && !p.starts && visible(early, 0) > kList;
     if constexpr (kShared)
       if (starts_early) start_list<true>(p.scores + row * p.scores_row, visible(early, 0), part, sample, strip);
+    if (p.skip_empty && length <= 0) return;
     clear();
     const int n = visible(length, start), k = min(n, p.k);
     const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
@@ -762,7 +774,107 @@ struct Select {
     });
     if (k < p.k) store(k, p.k - k, [](int) { return -1; });
   }
+
+  // ---- rows of candidates
+
+  // A threshold that most probably more than k scores reach, though not more than are kept; -inf where none is known.
+  __device__ void guess() {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), samples = base::samples_of(n, p.stride), k = min(n, p.k);
+    const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
+    const int rank = static_cast<int>(1.25f * share + 4.f * root(share) + 5.f);
+    float least = -INFINITY;
+    if (n > base::kCandidates && rank < samples) {
+      clear();
+      set_groups(samples);
+      float x[kEntries], code[kEntries];
+      take(reinterpret_cast<const float*>(p.candidates[row].of), samples, x);
+      const Cut cut = cut_of(x);
+      if (cut.good()) {
+        find_bin_of(x, cut, rank, code);
+        if (s.found.bin > 0) least = cut.edge(s.found.bin);
+      }
+    }
+    if (thread == 0) p.candidates[row].count = 0, p.candidates[row].least = least;
+  }
+  // Puts the candidates into s.list, in ascending position.
+  __device__ void sort_candidates(int listed, int n, SpanWord* words) {
+    constexpr int kEach = kSpanWords / kThreads;
+    const auto* const from = reinterpret_cast<const float2*>(p.candidates[row].of);
+    const auto each_in_span = [&](int first, auto&& f) {
+#pragma unroll 4
+      for (int i = thread; i < listed; i += kThreads) {
+        const float2 entry = __ldcg(from + i);
+        const unsigned at = static_cast<unsigned>(__float_as_int(entry.y) - first);
+        if (at < static_cast<unsigned>(kSpan)) f(entry, at / 32, at % 32);
+      }
+    };
+    int before = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first += min(kSpan, n - first)) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) words[i * kThreads + thread] = {0, 0};
+      __syncthreads();
+      each_in_span(first, [&](float2, unsigned word, unsigned bit) { atomicOr(&words[word].bits, 1u << bit); });
+      __syncthreads();
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += __popc(words[thread * kEach + i].bits);
+      int upto = sum;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, d);
+        if (lane >= d) upto += other;
+      }
+      if (lane == 31) s.sums[warp] = upto;
+      __syncthreads();
+      const int of_warp = lane < kWarps ? s.sums[lane] : 0;
+      int at = before + __reduce_add_sync(~0u, lane < warp ? of_warp : 0) + upto - sum;
+      before += __reduce_add_sync(~0u, of_warp);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        SpanWord& word = words[thread * kEach + i];
+        word.before = static_cast<unsigned>(at), at += __popc(word.bits);
+      }
+      __syncthreads();
+      each_in_span(first, [&](float2 entry, unsigned word, unsigned bit) {
+        const SpanWord w = words[word];
+        s.list[w.before + static_cast<unsigned>(__popc(w.bits & ((1u << bit) - 1)))] = {entry.x,
+                                                                                        __float_as_int(entry.y)};
+      });
+      __syncthreads();
+    }
+  }
+  __device__ void select_candidates(SpanWord* words) {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), k = min(n, p.k), listed = p.candidates[row].count;
+    const bool good = listed >= k && listed <= base::kCandidates;
+    if (thread == 0) p.left[row] = good ? 0 : n;
+    if (!good) return;
+    clear();
+    sort_candidates(listed, n, words);
+    float x[kEntries];
+    take_list(listed, x);
+    each_entry([&](int i) { x[i] = canonical(x[i]); });
+    Cut cut{};
+    if (k < listed) cut = cut_of(x);
+    finish(x, listed, k, cut, true);
+  }
 };
+
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void guess_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), static_cast<int>(blockIdx.x)).guess();
+}
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void choose_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  auto& s = *reinterpret_cast<CandidateSmem<Tile>*>(smem);
+  Select<Tile>(p, s.select, static_cast<int>(blockIdx.x)).select_candidates(s.words);
+}
 
 template <class Tile>
 __device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row) {
