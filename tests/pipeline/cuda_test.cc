@@ -166,8 +166,14 @@ TEST_F(PipelineOnCuda, GraphReplayedWithNewLengths) {
   }
 }
 
-// Enough keys for many chunks: the selection does not depend on the budget, and the workspace is the budget and what
-// the stages keep at its front.
+std::int64_t free_bytes() {
+  std::size_t free = 0, total = 0;
+  cuda_good(cudaMemGetInfo(&free, &total));
+  return static_cast<std::int64_t>(free);
+}
+
+// Enough keys for many chunks: the selection does not depend on the budget, and all that it takes beside its inputs is
+// at most the budget (or a row, if that is more) and as much as the outputs.
 TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   const Backend cuda = backend();
   constexpr std::int64_t kKeys = 1 << 20, kRows = 4096, kHeads = 32, kTopk = 2048, kPage = 64;
@@ -204,10 +210,16 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
     const TensorView out = tensor(positions.data(), {kRows, kTopk});
     args.positions = device.put(out);
     const std::int64_t bytes = select_workspace_bytes(cuda, {kRows, kHeads, kKeys, kTopk, budget});
-    EXPECT_LE(bytes, std::max(budget, kKeys * 4) + (std::int64_t{16} << 20));
     const CudaWorkspace workspace(cuda, bytes);
-    select(cuda, args, workspace);
-    device.take_back(out);
+    std::int64_t taken = INT64_MAX;  // by calls: others may share the device, but not each time
+    for (int i = 0; i < 3; ++i) {
+      const std::int64_t before = free_bytes();
+      select(cuda, args, workspace);
+      device.take_back(out);
+      taken = std::min(taken, before - free_bytes());
+    }
+    EXPECT_LE(taken, 0) << budget;
+    EXPECT_LE(bytes, std::max(budget, kKeys * 4) + kRows * kTopk * 4) << budget;
     for (std::int64_t t = 0; t < kRows; ++t) {
       const auto row = positions.begin() + t * kTopk;
       EXPECT_TRUE(*row >= 0 && std::adjacent_find(row, row + kTopk, std::greater_equal<>()) == row + kTopk);

@@ -215,6 +215,47 @@ struct RowsTile {
 };
 inline constexpr int kMostUnits = 512;  // of rows, in a launch
 
+// A warp's candidates on their way into rows first_row .. of p.candidates. They gather until each lane has one, which
+// asks for a place in its row then, and is stored when the next ones have gathered: nothing waits for a place.
+struct Sieve {
+  static constexpr int kMost = 64;
+  base::CandidateRow* const rows;
+  base::Candidate* const s_waiting;  // [kMost]; as position: row << kPositionBits | position
+  const int lane;
+  int waiting = 0;  // the same in all lanes, and less than 32 between calls
+  int place = base::kCandidates;
+  base::Candidate sent{};
+
+  __device__ base::CandidateRow& row_of(const base::Candidate& x) const {
+    return rows[static_cast<unsigned>(x.position) >> kPositionBits];
+  }
+  // By all lanes.
+  __device__ void add(bool wanted, float score, unsigned row_and_position) {
+    const unsigned lanes = __ballot_sync(~0u, wanted);
+    if (lanes == 0) return;
+    if (wanted) s_waiting[waiting + __popc(lanes & ((1u << lane) - 1))] = {score, static_cast<int>(row_and_position)};
+    waiting += __popc(lanes);
+    if (waiting >= 32) send(32);
+  }
+  __device__ void store_sent() {
+    if (static_cast<unsigned>(place) < static_cast<unsigned>(base::kCandidates))
+      *reinterpret_cast<float2*>(&row_of(sent).of[place]) = {
+          sent.score, __int_as_float(sent.position & ((1 << kPositionBits) - 1))};
+    place = base::kCandidates;
+  }
+  __device__ void send(int n) {
+    store_sent();
+    __syncwarp();
+    waiting -= n;
+    if (lane < n) sent = s_waiting[waiting + lane], place = atomicAdd(&row_of(sent).count, 1);
+    __syncwarp();
+  }
+  __device__ void send_all() {
+    send(waiting);
+    store_sent();
+  }
+};
+
 template <class Tile, class Columns>
 struct RowsSmem {
   static constexpr int kRows = Tile::kBlocks * Columns::kRows;
@@ -223,19 +264,8 @@ struct RowsSmem {
   float weights[Tile::kBlocks][Columns::kColumns];
   int length[4 * Tile::kGroups][kRows];   // of the rows of a source, 0 of others; a copy for each warp
   float least[4 * Tile::kGroups][kRows];  // candidates: the thresholds, likewise
-  int longest[kMostUnits];                // of a unit's rows
-};
-
-// A candidate that has asked for its place in a row. It is stored a product later, when its place is known.
-struct Pending {
-  int place = base::kCandidates;
-  float score = 0.f;
-  __device__ void ask(base::CandidateRow* row, float its) { score = its, place = atomicAdd(&row->count, 1); }
-  __device__ void store(base::CandidateRow* row, int position) {
-    if (static_cast<unsigned>(place) < static_cast<unsigned>(base::kCandidates))
-      *reinterpret_cast<float2*>(&row->of[place]) = {score, __int_as_float(position)};
-    place = base::kCandidates;
-  }
+  alignas(8) base::Candidate waiting[4 * Tile::kGroups][Sieve::kMost];
+  int longest[kMostUnits];  // of a unit's rows
 };
 
 template <class Tile, class Columns, bool Candidates>
@@ -353,11 +383,7 @@ struct Rows {
     int first = first_key - kStep + group * kProductKeys + warp % 4 * kMine;
     float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
     Arriving next{};
-    Pending pending[2];
-    const auto store_pending = [&](int block, int position) {
-      auto* const row = p.candidates + first_row + block * kBlockRows + my_row;
-      for (int i = 0; i < 2; ++i) pending[i].store(row, position + 8 * i);
-    };
+    Sieve sieve{p.candidates + first_row, s.waiting[warp], lane};
     int odd = 1;
     if (group == Tile::kGroups - 1) pass_turn();
     // In all groups as often; the first time round only fetches.
@@ -367,7 +393,6 @@ struct Rows {
       cuda::cp_async_wait<0>();
       cuda::fence_async();
       cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
-      if constexpr (Candidates) store_pending(last - 1, first - kStep + my_key);
       next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
       if (at < first_key) continue;
       // A tile from `end` on is another CTA's: its scores are stored twice, but no candidate may be.
@@ -391,11 +416,11 @@ struct Rows {
         const int visible = (Candidates ? min(*length, end) : *length) - my_key - here.first;
         const float threshold = Candidates ? s.least[warp][block * kBlockRows + my_row] : 0.f;
         cuda::wgmma_wait<0>();
-        if constexpr (Candidates) store_pending(block - 1, here.first + my_key);
         sum_heads<Columns>(d, w, here.scale, lane, [&](int on, float score) {
           if constexpr (Candidates) {
-            if (on < visible && !(score < threshold))
-              pending[on / 8].ask(p.candidates + first_row + block * kBlockRows + my_row, score);
+            const unsigned row = static_cast<unsigned>(block * kBlockRows + my_row);
+            sieve.add(on < visible && !(score < threshold), score,
+                      row << kPositionBits | static_cast<unsigned>(here.first + my_key + on));
           } else if (on < visible) {
             to[on] = score;
           }
@@ -403,7 +428,7 @@ struct Rows {
         b += matrix_step(sizeof(s.block[0])), weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
-    if constexpr (Candidates) store_pending(last - 1, first - kStep + my_key);
+    if constexpr (Candidates) sieve.send_all();
     cuda::cp_async_wait<0>();
     if (group == 0) wait_turn();
   }
@@ -414,10 +439,10 @@ struct Rows {
     for (int r = 0; r < kRows; ++r) {
       if (lane >= 16 || position >= s.length[warp][r]) continue;
       if constexpr (Candidates) {
+        base::CandidateRow& row = p.candidates[first_row + r];
         if (s.least[warp][r] > -INFINITY) continue;
-        Pending lost;
-        lost.ask(p.candidates + first_row + r, -INFINITY);
-        lost.store(p.candidates + first_row + r, position);
+        if (const int place = atomicAdd(&row.count, 1); place < base::kCandidates)
+          row.of[place] = {-INFINITY, position};
       } else {
         p.logits[(first_row + r) * p.logits_row + first + lane] = -INFINITY;
       }

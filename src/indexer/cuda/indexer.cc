@@ -152,6 +152,7 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
 base::Lack index_candidates_cuda_lacks(const IndexCandidateArgs& args) {
   const cuda::Context& context = cuda::context(args.score.q.device.index);
   if (!cuda::kernels_for(context, config_kernels()).candidates[0].kernel) return "the device's scorer makes none";
+  if (args.score.logits.dim(1) > 1 << kPositionBits) return "rows are too long";
   return index_scores_cuda_lacks(args.score);
 }
 

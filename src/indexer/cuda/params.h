@@ -13,6 +13,8 @@
 
 namespace sievemla::stage::indexer {
 
+inline constexpr int kPositionBits = 26;  // of a candidate on its way; its row has the other six
+
 struct CudaScoreParams {
   const unsigned char* q;  // [rows, heads, 128] e4m3
   std::int64_t q_row, q_head;

@@ -777,15 +777,16 @@ struct Select {
 
   // ---- rows of candidates
 
-  // A threshold that most probably more than k scores reach, though not more than are kept; -inf where none is known.
+  // A threshold that most probably more than k scores reach, though not more than are kept: -inf where all are.
   __device__ void guess() {
     cuda::wait_for_kernel();
     cuda::let_next_start();
     const int n = visible(p.lengths[row], 0), samples = base::samples_of(n, p.stride), k = min(n, p.k);
     const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
     const int rank = static_cast<int>(1.25f * share + 4.f * root(share) + 5.f);
-    float least = -INFINITY;
-    if (n > base::kCandidates && rank < samples) {
+    const bool all = n <= base::kCandidates;
+    float least = all ? -INFINITY : INFINITY;  // infinity where none is known, and more than are kept are counted then
+    if (!all && rank < samples) {
       clear();
       set_groups(samples);
       float x[kEntries], code[kEntries];
@@ -796,7 +797,10 @@ struct Select {
         if (s.found.bin > 0) least = cut.edge(s.found.bin);
       }
     }
-    if (thread == 0) p.candidates[row].count = 0, p.candidates[row].least = least;
+    if (thread == 0) {
+      p.candidates[row].count = least < INFINITY ? 0 : base::kCandidates + 1;
+      p.candidates[row].least = least;
+    }
   }
   // Puts the candidates into s.list, in ascending position.
   __device__ void sort_candidates(int listed, int n, SpanWord* words) {
