@@ -2,8 +2,9 @@
 // Copyright The SieveMLA authors
 // bench/chain_cuda.cu -- times the library's decode stages one after another on a CUDA device.
 //
-//   chain_cuda [KEY...]   keys of the peer benchmark, chain.*, step.* and select.*; with .graph inside a CUDA graph. The selected
-//                         ids are compared with the reference's first: exit 1 on a difference. Stages alone, too.
+//   chain_cuda [KEY...]   keys of the peer benchmark, chain.*, step.* and select.*; with .graph inside a CUDA graph.
+//                         The selected ids are compared with the reference's first: exit 1 on a difference. Stages
+//                         alone, too.
 //   nvcc -std=c++20 -O3 -arch=sm_90 -Iinclude bench/chain_cuda.cu BUILD/src/libsievemla.a -lgomp -o chain_cuda
 #include <memory>
 #include <string>

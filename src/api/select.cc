@@ -3,9 +3,9 @@
 // src/api/select.cc -- scores and selection together, by chunks of rows in a fixed byte budget.
 //
 //   by scores      of a chunk of rows all scores are kept, then selected from
-//   by candidates  of a sample of the keys a threshold is guessed, the scores that reach it are kept, and selected from.
-//                  Rows for which the guess was bad go by scores. A chunk has more rows, and no score is written that
-//                  nothing selects. On devices that have the kernels, where rows are long and many.
+//   by candidates  a threshold is guessed from a sample of the keys, the scores that reach it are kept, and selected
+//                  from. Rows for which the guess was bad go by scores. A chunk has more rows, and few scores are
+//                  written. On devices that have the kernels, where rows are long and many.
 //
 // Workspace: both stages share its front; the scores or candidates of a chunk lie behind.
 #include "sievemla/pipeline.h"
@@ -37,12 +37,12 @@ TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t n) {
 // ---- a selection, cut into chunks of rows -----------------------------------------------------------
 
 struct Plan {
-  std::int64_t stride;       // of a row of scores, in elements: rows start on 16 bytes
-  std::int64_t chunk;        // most rows whose scores are kept at a time
-  std::int64_t candidates;   // most rows whose candidates are
-  std::int64_t left;         // where the lengths of rows are kept that have none
-  std::int64_t stage_bytes;  // the workspace's front
-  std::int64_t bytes;        // all of it; grows with every bound
+  std::int64_t stride;          // of a row of scores, in elements: rows start on 16 bytes
+  std::int64_t chunk;           // most rows whose scores are kept at a time
+  std::int64_t candidate_rows;  // most rows whose candidates are
+  std::int64_t left;            // where the lengths of rows are kept that have none
+  std::int64_t stage_bytes;     // the workspace's front
+  std::int64_t bytes;           // all of it; grows with every bound
 };
 
 Plan plan_of(const Backend& backend, const SelectBounds& bounds) {
@@ -138,7 +138,7 @@ const base::Kernel<Args>* serves(std::span<const base::Kernel<Args>> rows, const
   return nullptr;
 }
 
-constexpr std::int64_t kCandidateRows = 256;  // of a chunk: fewer are not worth it
+constexpr std::int64_t kLeastCandidateRows = 256;  // of a chunk: fewer are not worth it
 
 SelectBounds bounds_of(const SelectArgs& args) {
   const std::int64_t k = args.positions ? args.positions.dim(1) : args.slots.dim(1);
@@ -160,7 +160,7 @@ api::Selection api::admit(const Backend& backend, const SelectArgs& args, Worksp
   Selection kernels{admit(backend, calls.score, front), admit(backend, calls.topk, front),
                     args.selected_scores ? &admit(backend, calls.candidates) : nullptr, nullptr, nullptr};
   // What ranks exchange is read from all scores.
-  if (!kernels.candidates && plan.chunk < args.score.q.dim(0) && plan.candidates >= kCandidateRows) {
+  if (!kernels.candidates && plan.chunk < args.score.q.dim(0) && plan.candidate_rows >= kLeastCandidateRows) {
     kernels.score_candidates = serves(stage::indexer::index_candidates_kernels(), backend, {calls.score, {}, {}});
     kernels.choose = serves(stage::topk::choose_kernels(), backend, {calls.topk, {}, {}, {}});
     if (!kernels.choose) kernels.score_candidates = nullptr;
@@ -190,7 +190,7 @@ void api::run(const Backend& backend, const Selection& kernels, const SelectArgs
   auto* const candidates = reinterpret_cast<base::CandidateRow*>(space + plan.stage_bytes);
   const TensorView left =
       tensor(reinterpret_cast<std::int32_t*>(space + plan.left), {bounds.rows}, args.score.q.device);
-  each_chunk(0, bounds.rows, plan.candidates, dealt, [&](std::int64_t first, std::int64_t rows) {
+  each_chunk(0, bounds.rows, plan.candidate_rows, dealt, [&](std::int64_t first, std::int64_t rows) {
     const Calls chunk = rows_of(all, first, rows, dealt);
     const TensorView rest = rows_of(left, first, rows);
     kernels.score_candidates->run({chunk.score, candidates, true}, exec);
