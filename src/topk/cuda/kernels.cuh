@@ -16,7 +16,7 @@ namespace sievemla::stage::topk {
 // decode scores, beside which they wait to start.
 template <class Arch, RowKind kKind>
 SelectKernel select_of() {
-  using Tile = std::conditional_t<kKind == RowKind::kShared, SelectTile<512, 1, 768>, SelectTile<512, 2>>;
+  using Tile = std::conditional_t<kKind == RowKind::kShared, SelectTile<512, 1, 896>, SelectTile<512, 2>>;
   using Smem = SelectSmem<Tile>;
   constexpr std::size_t kBytes =
       kKind == RowKind::kShort ? offsetof(Smem, chosen) + sizeof(Smem::chosen) : sizeof(Smem);
