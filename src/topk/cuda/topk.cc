@@ -96,7 +96,7 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) { select_rows(param
 base::Lack choose_cuda_lacks(const ChooseArgs& args) {
   const cuda::Context& context = cuda::context(args.topk.lengths.device.index);
   if (!kernels_on(context).choose.kernel) return "the device's scorer makes no candidates";
-  if (args.topk.scores.dim(1) <= 4 * base::kCandidates) return "rows are short";
+  if (args.topk.scores.dim(1) <= 8 * base::kCandidates) return "rows are short";
   if ((args.topk.positions ? args.topk.positions : args.topk.slots).dim(1) > base::kCandidates / 2)
     return "k is too large";
   return "";
