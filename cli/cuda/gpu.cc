@@ -56,24 +56,28 @@ using OwnedMemory = Owned<void*, free_memory>;
 
 // Holds a stream until it is opened, so that all that is enqueued meanwhile then runs without waiting for the host; for
 // kHoldSeconds at most, since a launch into a full queue (some 1000 entries: prefills in chunks) waits for the device.
-// Outlives what it holds.
+// The hold may end after the gate, where an error leaves early: what it waits for is its own, too.
 class Gate {
  public:
   explicit Gate(cudaStream_t stream) {
-    const auto hold = [](void* opened) {
+    const auto hold = [](void* shared) {
+      const std::unique_ptr<Shared> opened(static_cast<Shared*>(shared));
       const auto begin = Clock::now();
-      while (!static_cast<std::atomic<bool>*>(opened)->load(std::memory_order_acquire) &&
+      while (!(*opened)->load(std::memory_order_acquire) &&
              std::chrono::duration<double>(Clock::now() - begin).count() < kHoldSeconds)
         std::this_thread::yield();
     };
-    check(cudaLaunchHostFunc(stream, hold, &opened_), "cudaLaunchHostFunc");
+    auto shared = std::make_unique<Shared>(opened_);
+    check(cudaLaunchHostFunc(stream, hold, shared.get()), "cudaLaunchHostFunc");
+    static_cast<void>(shared.release());  // the hold's
   }
   ~Gate() { open(); }
   Gate(const Gate&) = delete;
-  void open() { opened_.store(true, std::memory_order_release); }
+  void open() { opened_->store(true, std::memory_order_release); }
 
  private:
-  std::atomic<bool> opened_{false};
+  using Shared = std::shared_ptr<std::atomic<bool>>;
+  Shared opened_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 void wait_for(cudaStream_t stream) {
