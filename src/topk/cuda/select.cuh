@@ -752,13 +752,18 @@ struct Select {
         return;
       }
     }
-    if (!from_list) {
-      set_groups(listed);
-      take(scores, listed, x);
-      if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
-      if (k < listed) cut = cut_of(x);
-    }
-    finish(x, listed, k, cut, from_list);
+    if (!from_list) return select_short(scores, listed, k, later);
+    finish(x, listed, k, cut, true);
+  }
+  // Of a row that is its own list; brings `later` scores of one ahead into L2.
+  __device__ void select_short(const float* scores, int n, int k, int later) {
+    float x[kEntries];
+    Cut cut{};
+    set_groups(n);
+    take(scores, n, x);
+    if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
+    if (k < n) cut = cut_of(x);
+    finish(x, n, k, cut, false);
   }
   // Selects k of the entries and stores their ids.
   __device__ void finish(const float (&x)[kEntries], int listed, int k, Cut cut, bool from_list) {

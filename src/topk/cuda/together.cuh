@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The SieveMLA authors
+// src/topk/cuda/together.cuh -- exact top-k of few rows of up to 128K scores, by a cluster of CTAs a row (sm_90 on).
+//
+// Each CTA has a part of the row in registers and lists what reaches the threshold, which all guess alike from one
+// sample (select.cuh). The CTAs then count their lists in the same bins and read each other's counts: so each knows the
+// bin of the k-th largest, and where its own ids go. The few in that bin are told to all, and ranked by all. Each CTA
+// stores its ids. Nothing is handed over through global memory, and no CTA does the work of all.
+//
+// A bin that holds too many goes to the first CTA, with all lists; a bad guess too, with the row.
+#pragma once
+#include "topk/cuda/kernels.h"
+#include "topk/cuda/select.cuh"
+
+namespace sievemla::stage::topk {
+
+inline constexpr int kListBins = 512;          // a thread each
+
+template <class Tile>
+struct TogetherSmem {
+  SelectSmem<Tile> select;
+  int counts[kListBins];                      // of this CTA's list
+  alignas(16) unsigned long long few[kFew];  // of all CTAs, one after the other's
+  int listed, few_count;
+  int before;                  // few of the CTAs before
+  unsigned long long least;    // of the few that are selected
+  unsigned selected[2];        // bit per few
+};
+
+template <class Tile>
+struct Together {
+  using One = Select<Tile>;
+  static constexpr int kThreads = Tile::kThreads, kWarps = Tile::kWarps;
+  static constexpr int kGroups = kMostTogether / (kTogether * 4 * kThreads), kEntries = 4 * kGroups;
+  static_assert(kGroups == 8, "four bits of a mask for each");
+  static_assert(kThreads == kListBins);
+
+  const CudaParams& p;
+  TogetherSmem<Tile>& s;
+  const int row, rank;
+  One one;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  int groups = kGroups;  // that a thread has
+
+  __device__ Together(const CudaParams& params, TogetherSmem<Tile>& smem, int r, int i)
+      : p(params), s(smem), row(r), rank(i), one(params, smem.select, r) {}
+
+  // What a row of n scores is read as: this thread's share, and of the sample.
+  struct Loads {
+    float4 of[kGroups], sample;
+  };
+  __device__ int position_of(int group) const {
+    return rank * groups * (4 * kThreads) + ((warp * groups + group) * 32 + lane) * 4;
+  }
+  __device__ void load(const float* scores, int n, Loads& x) {
+    const int fours = n / 4;
+    groups = (n + kTogether * 4 * kThreads - 1) / (kTogether * 4 * kThreads);
+    x.sample = __ldcg(reinterpret_cast<const float4*>(scores) + static_cast<int>(static_cast<unsigned>(fours) *
+                                                                                 static_cast<unsigned>(thread) / kThreads));
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= groups) break;
+      const int at = position_of(j);
+      if (at + 4 <= n) {
+        x.of[j] = __ldcg(reinterpret_cast<const float4*>(scores + at));
+      } else {  // NaN reaches no threshold
+        const auto one_of = [&](int i) { return at + i < n ? __ldcg(scores + at + i) : NAN; };
+        x.of[j] = {one_of(0), one_of(1), one_of(2), one_of(3)};
+      }
+    }
+  }
+
+  // Those above the threshold into s.select.list, in ascending position: how many.
+  __device__ int filter(const Loads& x, float threshold) {
+    unsigned reach = 0;  // bit 4 j + c
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= groups) break;
+      const float of[4] = {x.of[j].x, x.of[j].y, x.of[j].z, x.of[j].w};
+      unsigned four = 0;
+#pragma unroll
+      for (int c = 3; c >= 0; --c) four = __funnelshift_l(__float_as_uint(threshold - of[c]), four, 1);
+      reach += four << (4 * j);
+    }
+    // How many of each group, in bytes: of groups 0, 2, 4, 6 and 1, 3, 5, 7.
+    const unsigned pairs = reach - (reach >> 1 & 0x55555555u), all_fours = (pairs & 0x33333333u) + (pairs >> 2 & 0x33333333u);
+    const unsigned even = all_fours & 0x0F0F0F0Fu, odd = all_fours >> 4 & 0x0F0F0F0Fu;
+    unsigned upto_even = even, upto_odd = odd;  // 128 in a byte at most
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const unsigned e = __shfl_up_sync(~0u, upto_even, d), o = __shfl_up_sync(~0u, upto_odd, d);
+      if (lane >= d) upto_even += e, upto_odd += o;
+    }
+    const unsigned all_even = __shfl_sync(~0u, upto_even, 31), all_odd = __shfl_sync(~0u, upto_odd, 31);
+    if (lane == 0)
+      s.select.marked[0][warp] = static_cast<int>(__dp4a(all_even, 0x01010101u, __dp4a(all_odd, 0x01010101u, 0u)));
+    __syncthreads();
+    const int here = lane < kWarps ? s.select.marked[0][lane] : 0;
+    int at = __reduce_add_sync(~0u, lane < warp ? here : 0);
+    const int listed = __reduce_add_sync(~0u, here);
+    if (listed > kList) return listed;
+    upto_even -= even, upto_odd -= odd;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= groups) break;
+      const unsigned four = reach >> (4 * j);
+      const int shift = 8 * (j / 2), position = position_of(j);
+      ListEntry* to = s.select.list + at + ((j % 2 ? upto_odd : upto_even) >> shift & 255);
+      at += static_cast<int>((j % 2 ? all_odd : all_even) >> shift & 255);
+      if (four & 1) *to = {x.of[j].x, position};
+      to += four & 1;
+      if (four & 2) *to = {x.of[j].y, position + 1};
+      to += four >> 1 & 1;
+      if (four & 4) *to = {x.of[j].z, position + 2};
+      to += four >> 2 & 1;
+      if (four & 8) *to = {x.of[j].w, position + 3};
+    }
+    return listed;
+  }
+
+  // A bin of equal width for a score that is in a list.
+  struct Bins {
+    float scale, offset;
+    __device__ explicit Bins(const float (&cut)[2]) : scale(reciprocal(cut[1])), offset(-cut[0] * scale) {}
+    __device__ int of(float score) const {
+      return __float_as_int(fmaf(__saturatef(fmaf(score, scale, offset)), kListBins - 1, kCode)) - __float_as_int(kCode);
+    }
+  };
+  __device__ static unsigned long long number_of(ListEntry e) {
+    return static_cast<unsigned long long>(static_cast<unsigned>(key_of(e.score)) ^ 0x80000000u) << 32 |
+           static_cast<unsigned>(~e.position);
+  }
+
+  __device__ void run() {
+    const int early = cuda::load_now(p.lengths + row);
+    if (thread == 0) s.few_count = 0;
+    s.counts[thread] = 0;
+    one.clear();
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const float* const scores = p.scores + row * p.scores_row;
+    const int likely = one.visible(early, 0);
+    Loads x;
+    if (likely > kList) load(scores, likely, x);
+    const int n = one.visible(p.lengths[row], 0), k = min(n, p.k);
+    if (n <= kList) {
+      if (rank == 0) one.select_short(scores, n, k, 0);
+      return;
+    }
+    if (n != likely) load(scores, n, x);
+    constexpr int kSamples = 4 * kThreads;
+    const int sample_rank = One::rank_of(kSamples, n, k);
+    bool good = k <= kList / 4 * 3 && sample_rank < kSamples;
+    if (good) good = guess(x.sample, sample_rank);
+    if (!good) return read_again();
+    const float cut[2] = {s.select.cut[0], s.select.cut[1]};
+    const int listed = filter(x, cut[0]);
+    __syncthreads();  // the list is there
+
+    const Bins bins(cut);
+    if (listed > kList) {
+      if (thread == 0) s.counts[0] = kMostTogether;  // more than any list may have
+    } else {
+#pragma unroll 1
+      for (int i = thread; i < listed; i += kThreads) atomicAdd(&s.counts[bins.of(s.select.list[i].score)], 1);
+    }
+    if (thread == 0) s.listed = listed;
+    cuda::cluster_sync();
+
+    // Bins by descending score, one a thread.
+    const int bin = kListBins - 1 - thread;
+    const std::uint32_t from = cuda::shared_address(&s.counts[bin]);
+    int count[kTogether], sum = 0, lower = 0;  // of all CTAs, of those before
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) count[i] = __float_as_int(cuda::cluster_load(cuda::cluster_address(from, i)));
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) sum += count[i], lower += i < rank ? count[i] : 0;
+    int upto = sum;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, upto, d);
+      if (lane >= d) upto += other;
+    }
+    if (lane == 31) s.select.sums[warp] = upto;
+    __syncthreads();
+    const int of_warp = lane < kWarps ? s.select.sums[lane] : 0;
+    const int above = __reduce_add_sync(~0u, lane < warp ? of_warp : 0) + upto - sum;
+    const int total = __reduce_add_sync(~0u, of_warp);
+    if (above < k && k <= above + sum) s.select.found = {bin, above, sum}, s.before = lower;
+    __syncthreads();
+    if (total < k || total > kList) {
+      cuda::cluster_sync();
+      return read_again();
+    }
+    const auto found = s.select.found;
+    const int need = k - found.above;
+    int base = __reduce_add_sync(~0u, bin > found.bin ? lower : 0);
+    if (lane == 0) s.select.low[warp] = base;
+    const bool whole = need == found.count;
+    if (!whole && found.count > kFew) return select_alone(cut, total, k);
+    if (!whole) {
+#pragma unroll 1
+      for (int i = thread; i < listed; i += kThreads) {
+        const ListEntry e = s.select.list[i];
+        if (bins.of(e.score) != found.bin) continue;
+        const std::uint32_t to = cuda::shared_address(&s.few[s.before + atomicAdd(&s.few_count, 1)]);
+        for (int j = 0; j < kTogether; ++j) cuda::cluster_store(cuda::cluster_address(to, j), number_of(e));
+      }
+    }
+    cuda::cluster_sync();  // from here on nobody reads another's memory
+    if (!whole) {
+      if (warp < kFew / 32) {
+        const unsigned long long mine = thread < found.count ? s.few[thread] : 0;
+        int better = 0;
+#pragma unroll 4
+        for (int i = 0; i < found.count; ++i) better += s.few[i] > mine;
+        const bool in = thread < found.count && better < need;
+        const unsigned all = __ballot_sync(~0u, in);
+        if (lane == 0) s.selected[warp] = all;
+        if (in && better == need - 1) s.least = mine;
+      }
+      __syncthreads();
+    }
+    base = __reduce_add_sync(~0u, lane < kWarps ? s.select.low[lane] : 0);
+    const int before = s.before;
+    if (whole) base += before;
+    else
+      base += __popc(s.selected[0] & ~(before < 32 ? ~0u << before : 0u)) +
+              __popc(s.selected[1] & ~(before < 32 ? ~0u : ~0u << (before - 32)));
+    const unsigned long long least = whole ? 0 : s.least;
+    const IdRow ids(p.out, row);
+    int turn = 0;
+#pragma unroll 1
+    for (int first = 0; first < listed; first += kThreads, turn ^= 1) {
+      const int i = first + thread;
+      ListEntry e{};
+      bool in = false;
+      if (i < listed) {
+        e = s.select.list[i];
+        const int at = bins.of(e.score);
+        in = at > found.bin || (at == found.bin && number_of(e) >= least);
+      }
+      const unsigned all = __ballot_sync(~0u, in);
+      if (lane == 0) s.select.marked[turn][warp] = __popc(all);
+      __syncthreads();
+      const int here = lane < kWarps ? s.select.marked[turn][lane] : 0;
+      const int place = base + __reduce_add_sync(~0u, lane < warp ? here : 0) + __popc(all & ((1u << lane) - 1));
+      base += __reduce_add_sync(~0u, here);
+      if (in) ids.store(p.out, place, e.position);
+    }
+    if (k < p.k && rank == 0) one.store(k, p.k - k, [](int) { return -1; });
+  }
+
+  // The threshold from the sample, and how far above it the largest is, into s.select.cut: whether there is one.
+  __device__ bool guess(float4 sample, int sample_rank) {
+    float x[One::kEntries], code[One::kEntries];
+    one.set_groups(4 * kThreads);
+    x[0] = canonical(sample.x), x[1] = canonical(sample.y), x[2] = canonical(sample.z), x[3] = canonical(sample.w);
+    const typename One::Cut cut = one.cut_of(x);
+    if (!cut.good()) return false;
+    one.find_bin_of(x, cut, sample_rank, code);
+    const int bin = s.select.found.bin;
+    const float threshold = cut.edge(bin);
+    if (thread == 0) s.select.cut[0] = threshold, s.select.cut[1] = cut.width + (cut.low - threshold);
+    __syncthreads();
+    return bin > 0;
+  }
+  __device__ void read_again() {
+    if (rank == 0) read_row_again<Tile>(p, s.select, row);
+  }
+  // The first CTA selects from all lists.
+  __device__ void select_alone(const float (&cut)[2], int total, int k) {
+    if (rank == 0) {
+      int at = s.listed;
+#pragma unroll 1
+      for (int i = 1; i < kTogether; ++i) {
+        const int n = __float_as_int(cuda::cluster_load(cuda::cluster_address(cuda::shared_address(&s.listed), i)));
+        const std::uint32_t list = cuda::cluster_address(cuda::shared_address(s.select.list), i);
+#pragma unroll 1
+        for (int e = thread; e < n; e += kThreads)
+          s.select.list[at + e] = {cuda::cluster_load(list + e * 8), __float_as_int(cuda::cluster_load(list + e * 8 + 4))};
+        at += n;
+      }
+    }
+    cuda::cluster_sync();
+    if (rank > 0) return;
+    float x[One::kEntries];
+    one.take_list(total, x);
+    one.finish(x, total, k, {cut[0], cut[1]}, true);
+  }
+};
+
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void together_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  const int cta = static_cast<int>(blockIdx.x);
+  Together<Tile>(p, *reinterpret_cast<TogetherSmem<Tile>*>(smem), cta / kTogether, cta % kTogether).run();
+}
+
+}  // namespace sievemla::stage::topk
