@@ -554,8 +554,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
     attention_kernel(const __grid_constant__ CudaParams p, int groups) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);
-  cuda::let_next_start();
   cuda::wait_for_kernel();
+  cuda::let_next_start();
   const Place place = find_place(p, groups, Tile::kTokens, s.plan);
   if (place.part.parts == 0) return;  // the whole CTA
   if (threadIdx.x == 0) {

@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // src/indexer/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in its config's library.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "indexer/cuda/heads.cuh"
@@ -31,8 +32,11 @@ template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
   static_assert(Tile::kCtas * (sizeof(RingSmem<Tile, Columns, Blocks>) + 1024) <= Arch::kSmemBytes + 1024);
   static_assert(Blocks * Columns::kRows == (Columns::kRows == 1 ? 1 : kMostFold));
+  // No more than kCtas shall lie on a multiprocessor, or others have too few: they start while kernels before run.
+  constexpr int kBytes = std::max(static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)),
+                                  Arch::kSmemSmBytes / (Tile::kCtas + 1));
   return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>), Tile::kThreads, Tile::kCtas,
-          [](int, int) { return static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)); }};
+          [](int, int) { return kBytes; }};
 }
 
 template <class Arch>

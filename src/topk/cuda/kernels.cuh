@@ -40,7 +40,7 @@ ConfigKernels make_kernels() {
                         reinterpret_cast<const void*>(&order_kernel<Arch>),
                         reinterpret_cast<const void*>(&pick_kernel<Arch>)};
   if constexpr (Arch::kCluster >= kTogether) {
-    using Tile = SelectTile<512, 1>;
+    using Tile = SelectTile<512, 1, 768>;
     static_assert(sizeof(TogetherSmem<Tile>) <= Arch::kSmemBytes);
     kernels.together = {reinterpret_cast<const void*>(&together_kernel<Arch, Tile>), Tile::kThreads,
                         static_cast<int>(sizeof(TogetherSmem<Tile>))};

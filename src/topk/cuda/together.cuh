@@ -291,7 +291,7 @@ struct Together {
 };
 
 template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void together_kernel(const __grid_constant__ CudaParams p) {
+__global__ __launch_bounds__(Tile::kMostThreads, Tile::kCtas) void together_kernel(const __grid_constant__ CudaParams p) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int cta = static_cast<int>(blockIdx.x);
   Together<Tile>(p, *reinterpret_cast<TogetherSmem<Tile>*>(smem), cta / kTogether, cta % kTogether).run();
