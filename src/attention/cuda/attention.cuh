@@ -510,13 +510,6 @@ struct Attention {
   __device__ void run(int groups) {
     const int tiles = (s.end - s.begin + kTokens - 1) / kTokens;
     look_up(0);
-    if (thread < Tile::kCtaHeads) {
-      const int head = first_head() + thread;
-      const bool live = head < p.fold * p.heads;
-      const HeadPlace at = place_of(p, part.unit, live ? head : 0);
-      s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) - s.begin : 0;
-      s.out_at[thread] = at.token * p.out_token + at.head * p.out_head;
-    }
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) {
@@ -554,17 +547,25 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
     attention_kernel(const __grid_constant__ CudaParams p, int groups) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);
-  cuda::wait_for_kernel();
-  cuda::let_next_start();
+  if (!plan_is_told(p)) cuda::wait_for_kernel();
   const Place place = find_place(p, groups, Tile::kTokens, s.plan);
   if (place.part.parts == 0) return;  // the whole CTA
+  const LaneRange range = range_of(place.part, Tile::kTokens);
   if (threadIdx.x == 0) {
-    const LaneRange range = range_of(place.part, Tile::kTokens);
     s.begin = range.begin, s.end = range.end;
     tell_merger(p, place);
     s.plan.place = place, s.list = list_of(p, place.part.unit);
   }
+  if (const int local = static_cast<int>(threadIdx.x); local < Tile::kCtaHeads) {
+    const int head = place.group * Tile::kCtaHeads + local;
+    const bool live = head < p.fold * p.heads;
+    const HeadPlace at = place_of(p, place.part.unit, live ? head : 0);
+    s.visible[local] = live ? lanes_of_token(p, place.part.unit, head / p.heads) - range.begin : 0;
+    s.out_at[local] = at.token * p.out_token + at.head * p.out_head;
+  }
   __syncthreads();
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
   Attention<Rows, Tile, (Arch::kCluster > 1)> attention(p, s);
   attention.run(groups);
 }

@@ -118,6 +118,21 @@ struct Together {
     return listed;
   }
 
+  // Two entries side by side: whole warps call.
+  struct Pair {
+    ListEntry entry[2];
+    bool there[2];
+  };
+  template <class F>
+  __device__ void each_pair(int listed, F&& f) const {
+#pragma unroll 1
+    for (int first = 0; first < listed; first += 2 * kThreads) {
+      const int at = first + 2 * thread;
+      const int4 two = *reinterpret_cast<const int4*>(s.select.list + at);
+      f(first, Pair{{{__int_as_float(two.x), two.y}, {__int_as_float(two.z), two.w}}, {at < listed, at + 1 < listed}});
+    }
+  }
+
   // A bin of equal width for a score that is in a list.
   struct Bins {
     float scale, offset;
@@ -139,15 +154,18 @@ struct Together {
     cuda::wait_for_kernel();
     cuda::let_next_start();
     const float* const scores = p.scores + row * p.scores_row;
-    const int likely = one.visible(early, 0);
     Loads x;
-    if (likely > kList) load(scores, likely, x);
-    const int n = one.visible(p.lengths[row], 0), k = min(n, p.k);
+    int n = one.visible(early, 0);
+#pragma unroll 1
+    for (int likely = -1; likely != n; n = one.visible(p.lengths[row], 0)) {
+      likely = n;
+      if (n > kList) load(scores, n, x);
+    }
+    const int k = min(n, p.k);
     if (n <= kList) {
       if (rank == 0) one.select_short(scores, n, k, 0);
       return;
     }
-    if (n != likely) load(scores, n, x);
     constexpr int kSamples = 4 * kThreads;
     const int sample_rank = One::rank_of(kSamples, n, k);
     bool good = k <= kList / 4 * 3 && sample_rank < kSamples;
@@ -157,12 +175,20 @@ struct Together {
     const int listed = filter(x, cut[0]);
     __syncthreads();  // the list is there
 
+    const IdRow ids(p.out, row);
     const Bins bins(cut);
+    int pages[2] = {-1, -1};  // of the first entries: asked for here, waited for in the end
     if (listed > kList) {
       if (thread == 0) s.counts[0] = kMostTogether;  // more than any list may have
     } else {
-#pragma unroll 1
-      for (int i = thread; i < listed; i += kThreads) atomicAdd(&s.counts[bins.of(s.select.list[i].score)], 1);
+      each_pair(listed, [&](int first, const Pair& pair) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (!pair.there[i]) continue;
+          atomicAdd(&s.counts[bins.of(pair.entry[i].score)], 1);
+          if (first == 0 && ids.plain(p.out)) pages[i] = ids.page_of(p.out, pair.entry[i].position);
+        }
+      });
     }
     if (thread == 0) s.listed = listed;
     cuda::cluster_sync();
@@ -199,13 +225,16 @@ struct Together {
     const bool whole = need == found.count;
     if (!whole && found.count > kFew) return select_alone(cut, total, k);
     if (!whole) {
+      each_pair(listed, [&](int, const Pair& pair) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (!pair.there[i] || bins.of(pair.entry[i].score) != found.bin) continue;
+          const std::uint32_t to = cuda::shared_address(&s.few[s.before + atomicAdd(&s.few_count, 1)]);
 #pragma unroll 1
-      for (int i = thread; i < listed; i += kThreads) {
-        const ListEntry e = s.select.list[i];
-        if (bins.of(e.score) != found.bin) continue;
-        const std::uint32_t to = cuda::shared_address(&s.few[s.before + atomicAdd(&s.few_count, 1)]);
-        for (int j = 0; j < kTogether; ++j) cuda::cluster_store(cuda::cluster_address(to, j), number_of(e));
-      }
+          for (int j = 0; j < kTogether; ++j)
+            cuda::cluster_store(cuda::cluster_address(to, j), number_of(pair.entry[i]));
+        }
+      });
     }
     cuda::cluster_sync();  // from here on nobody reads another's memory
     if (!whole) {
@@ -228,26 +257,29 @@ struct Together {
       base += __popc(s.selected[0] & ~(before < 32 ? ~0u << before : 0u)) +
               __popc(s.selected[1] & ~(before < 32 ? ~0u : ~0u << (before - 32)));
     const unsigned long long least = whole ? 0 : s.least;
-    const IdRow ids(p.out, row);
     int turn = 0;
-#pragma unroll 1
-    for (int first = 0; first < listed; first += kThreads, turn ^= 1) {
-      const int i = first + thread;
-      ListEntry e{};
-      bool in = false;
-      if (i < listed) {
-        e = s.select.list[i];
-        const int at = bins.of(e.score);
-        in = at > found.bin || (at == found.bin && number_of(e) >= least);
+    each_pair(listed, [&](int first, const Pair& pair) {
+      unsigned in[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = bins.of(pair.entry[i].score);
+        in[i] = __ballot_sync(
+            ~0u, pair.there[i] && (at > found.bin || (at == found.bin && number_of(pair.entry[i]) >= least)));
       }
-      const unsigned all = __ballot_sync(~0u, in);
-      if (lane == 0) s.select.marked[turn][warp] = __popc(all);
+      if (lane == 0) s.select.marked[turn][warp] = __popc(in[0]) + __popc(in[1]);
       __syncthreads();
       const int here = lane < kWarps ? s.select.marked[turn][lane] : 0;
-      const int place = base + __reduce_add_sync(~0u, lane < warp ? here : 0) + __popc(all & ((1u << lane) - 1));
-      base += __reduce_add_sync(~0u, here);
-      if (in) ids.store(p.out, place, e.position);
-    }
+      const unsigned lower = (1u << lane) - 1;
+      int place = base + __reduce_add_sync(~0u, lane < warp ? here : 0) + __popc(in[0] & lower) + __popc(in[1] & lower);
+      base += __reduce_add_sync(~0u, here), turn ^= 1;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (!(in[i] >> lane & 1)) continue;
+        if (first == 0 && ids.plain(p.out)) ids.store_plain(p.out, place, pair.entry[i].position, pages[i]);
+        else ids.store(p.out, place, pair.entry[i].position);
+        ++place;
+      }
+    });
     if (k < p.k && rank == 0) one.store(k, p.k - k, [](int) { return -1; });
   }
 
