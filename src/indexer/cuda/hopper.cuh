@@ -547,7 +547,7 @@ struct KeyUse {
     const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
 #pragma unroll 1
     for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
-      const ProductKeys keys = take();
+      ProductKeys keys = take();
       const int first = tile * kProductKeys + warp * 16 + Mine<Columns>::key(lane);
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
@@ -557,6 +557,7 @@ struct KeyUse {
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
         cuda::wgmma_wait<0>();
+        cuda::hold(keys.low), cuda::hold(keys.high);  // the products read them until now
         sum_heads<Columns>(d, Weights<Columns>(s.weights[buffer][i], lane), keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });
