@@ -2,8 +2,8 @@
 // Copyright The SieveMLA authors
 // bench/indexer_cuda.cu -- checks and times the CUDA score kernels alone: no library, no dependency.
 //
-//   indexer_cuda test     scores against double precision, with fp8 and with f16 tensor cores; exit 1 on an error
-//   indexer_cuda bench    the keys of the peer benchmark, by tile
+//   indexer_cuda test                   scores against double precision, with fp8 and with f16 tensor cores; exit 1 on an error
+//   indexer_cuda bench [TILE [CASE]]    the keys of the peer benchmark, by tile; names that hold these words alone
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ int multiprocessors = 132;
 // (of fp8 f16 on sm_90), measured by measure_products. TB/s of a copy.
 double products_tflops[] = {1979, 0, 0};
 constexpr double kCopyTbps = 3.96;
-const char* only = "";  // part of the names of the variants to time
+const char *only = "", *only_case = "";  // parts of the names of the variants and cases to time
 
 void launch(const void* kernel, int ctas, int threads, int smem, CudaScoreParams& p, int second, cudaStream_t s) {
   void* args[] = {&p, &second};
@@ -364,6 +364,9 @@ double measure_products(Timer& timer) {
 }
 
 void bench_prefill(Timer& timer, int heads, int rows, int keys) {
+  const std::string name =
+      "index.prefill.fp8.h" + std::to_string(heads) + ".s" + std::to_string(rows) + ".kv" + std::to_string(keys);
+  if (!std::strstr(name.c_str(), only_case)) return;
   CudaScoreParams p{};
   auto* q = make<unsigned char>(static_cast<std::size_t>(rows) * heads * 128);
   auto* k = make<unsigned char>(static_cast<std::size_t>(keys) * 128);
@@ -387,8 +390,8 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
     if (!of_math(v.name, 0) && keys > 65536) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); }).us;
     const double tflops = pairs * heads * 256 / us * 1e-6;
-    std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", heads,
-                rows, keys, v.name, us, tflops, 100 * tflops / products_tflops[math_of(v.name)]);
+    std::printf("%s %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", name.c_str(), v.name, us, tflops,
+                100 * tflops / products_tflops[math_of(v.name)]);
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
@@ -396,7 +399,9 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
     GOOD(cudaFree(const_cast<void*>(d)));
 }
 
-void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, const char* name) {
+void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, const char* shape) {
+  const std::string name = "index.decode.fp8.h" + std::to_string(heads) + "." + shape;
+  if (!std::strstr(name.c_str(), only_case)) return;
   CudaScoreParams p{};
   const int rows = static_cast<int>(lengths.size()), page = 64;
   int pages = 0, longest = 0;
@@ -431,8 +436,8 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); }).us;
     const double floor =
         std::max(bytes / kCopyTbps, bytes / 132 * heads * 256 / products_tflops[math_of(v.name)]) * 1e-6;
-    std::printf("index.decode.fp8.h%d.%s %s: %.1f us, %.2f TB/s, %.0f %% of the floor's %.1f us\n", heads, name, v.name,
-                us, bytes / us * 1e-6, 100 * floor / us, floor);
+    std::printf("%s %s: %.1f us, %.2f TB/s, %.0f %% of the floor's %.1f us\n", name.c_str(), v.name, us,
+                bytes / us * 1e-6, 100 * floor / us, floor);
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
@@ -475,5 +480,6 @@ int main(int argc, char** argv) {
       for (const PassKernel& k : some) allow(k.kernel, k.smem_bytes(k.most_columns));
   const std::string what = argc > 1 ? argv[1] : "test";
   if (argc > 2) only = argv[2];
+  if (argc > 3) only_case = argv[3];
   return what == "bench" ? bench() : test();
 }
