@@ -2,7 +2,8 @@
 // Copyright The SieveMLA authors
 // bench/indexer_cuda.cu -- checks and times the CUDA score kernels alone: no library, no dependency.
 //
-//   indexer_cuda test                   scores against double precision, with fp8 and with f16 tensor cores; exit 1 on an error
+//   indexer_cuda test                   scores against double precision, with fp8 and with f16 tensor cores; exit 1 on
+//                                       an error
 //   indexer_cuda bench [TILE [CASE]]    the keys of the peer benchmark, by tile; names that hold these words alone
 #include <cuda_runtime.h>
 
