@@ -159,7 +159,7 @@ bool check(const Case& c, std::uint64_t seed) {
   p.scales = upload(scales), p.n = n;
   int *d_source = upload(source), *d_lengths = upload(lengths);
   p.source = tensor ? d_source : nullptr, p.rows_per_source = c.rows_each, p.lengths = d_lengths;
-  p.rows = rows, p.heads = c.heads, p.logits_row = width + 3, p.width = width, p.fill = c.fill;
+  p.rows = rows, p.heads = c.heads, p.logits_row = width + 3, p.width = width, p.fill = c.fill, p.stride = 1;
   const std::size_t cells = static_cast<std::size_t>(rows) * (width + 3);
   float* logits = make<float>(cells);
   p.logits = logits;
@@ -385,6 +385,7 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
   p.scales = s, p.n = keys;
   p.page_size = 64, p.page_shift = 6;
   p.lengths = d_lengths, p.rows_per_source = rows, p.rows = rows, p.heads = heads, p.logits_row = keys, p.width = keys;
+  p.stride = 1;
   p.logits = make<float>(static_cast<std::size_t>(rows) * keys);
   for (const auto& v : kHeld) {
     if (!std::strstr(v.name, only)) continue;

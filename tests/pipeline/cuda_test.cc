@@ -336,12 +336,15 @@ TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
 
 TEST_F(PipelineOnCuda, SelectionOfLongRowsInEveryForm) {
   const Backend cuda = backend();
-  expect_one_selection(cuda, {.heads = 64});
-  expect_one_selection(cuda, {.kind = LongRows::odd, .heads = 64, .slots = true});
-  expect_one_selection(cuda, {.requests = 3});
-  expect_one_selection(cuda, {.heads = 64, .requests = 3, .slots = true});
-  expect_one_selection(cuda, {.contiguous = true});
-  expect_one_selection(cuda, {.kind = LongRows::odd, .heads = 64, .contiguous = true});
+  for (const LongRows& shape :
+       {LongRows{.heads = 64}, LongRows{.kind = LongRows::odd, .heads = 64, .slots = true}, LongRows{.requests = 3},
+        LongRows{.heads = 64, .requests = 3, .slots = true}, LongRows{.contiguous = true},
+        LongRows{.kind = LongRows::odd, .heads = 64, .contiguous = true}}) {
+    SCOPED_TRACE(testing::Message() << shape.heads << " heads, keys " << shape.kind << ", " << shape.requests
+                                    << " requests, slots " << shape.slots << ", contiguous " << shape.contiguous);
+    const Deadline deadline(std::chrono::seconds(60), "a selection of long rows");
+    expect_one_selection(cuda, shape);
+  }
 }
 
 // ---- all stages, over and over ----------------------------------------------------------------------

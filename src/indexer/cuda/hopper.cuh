@@ -289,7 +289,6 @@ struct Rows {
 
   // Tiles [begin, end) of keys, for rows [first_row, end_row).
   __device__ void run(int first_row, int end_row, int begin, int end) const {
-    __syncthreads();
     place_heads<Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
     const int tile_keys = kProductKeys * stride();
     __syncthreads();
@@ -322,6 +321,8 @@ struct Rows {
       const int longest = __reduce_max_sync(~0u, max(length[0], length[1]));
       pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest, stride())) * kProductKeys,
            longest);
+      // Heads are read until here, and turns taken: a group that began the next pass would pass on this one's twice.
+      __syncthreads();
     }
   }
   __device__ static std::uint64_t rows_where(bool low, bool high) {
