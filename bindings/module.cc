@@ -57,8 +57,8 @@ Int extent(const TensorView& view, int i) { return i < view.rank ? view.dim(i) :
 
 void attention(Tensor q, Tensor pages, string format, Int latent, Int rope, double scale, Tensor out, MaybeTensor slots,
                MaybeTensor topk_length, MaybeTensor block_table, MaybeTensor lengths, MaybeTensor q_rope,
-               MaybeTensor sink, MaybeTensor lse, MaybeTensor workspace, bool batch_invariant, bool check_indices,
-               Int handle) {
+               MaybeTensor sink, MaybeTensor lse, MaybeTensor workspace, bool round_weights, bool batch_invariant,
+               bool check_indices, Int handle) {
   const Where where = "attention: ";
   expects(slots.has_value() != block_table.has_value(), "exactly one of slots and block_table must be given",
           where + "slots, block_table", slots.has_value() ? "both" : "neither");
@@ -73,6 +73,7 @@ void attention(Tensor q, Tensor pages, string format, Int latent, Int rope, doub
   args.sink = view(sink, where + "sink");
   args.out = view(out, where + "out");
   args.lse = view(lse, where + "lse");
+  args.round_weights = round_weights;
   args.batch_invariant = batch_invariant;
   args.check_indices = check_indices;
   const Backend backend = backend_of(handle, args.out);

@@ -545,6 +545,7 @@ def attention(
     sink: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
+    round_weights: bool = False,
     batch_invariant: bool = False,
     check_indices: bool = False,
     backend: Backend | None = None,
@@ -558,11 +559,13 @@ def attention(
     block_table: [requests, max_pages] int32. lengths: [requests] int32, in rows; a causal tail of tokens / requests.
     scale: multiplies q . row. sink: [heads] float32. out: [tokens, heads, latent] float32 or bfloat16; +0 where nothing
     is selected. lse: [tokens, heads] float32, natural logarithm, without the sink; -inf where nothing is selected.
+    round_weights: tensor cores take the softmax's weights as bf16, as other engines' kernels do, and nothing is added.
     workspace: [bytes] uint8 as attention_workspace_bytes says; may be left out on the host.
     """
     _attention(
         q, cache.pages, cache.format, cache.latent, cache.rope, scale, out, slots, topk_length, block_table, lengths,
-        q_rope, sink, lse, workspace, batch_invariant, check_indices, -1 if backend is None else backend._handle
+        q_rope, sink, lse, workspace, round_weights, batch_invariant, check_indices,
+        -1 if backend is None else backend._handle
     )
 
 

@@ -19,7 +19,7 @@ _SCHEMAS = (
     "attention(Tensor q, Tensor cache, str kv_format, int latent, int rope, float scale, Tensor(a!) out, "
     "Tensor? slots=None, Tensor? topk_length=None, Tensor? block_table=None, Tensor? lengths=None, "
     "Tensor? q_rope=None, Tensor? sink=None, Tensor(b!)? lse=None, Tensor(c!)? workspace=None, "
-    "bool batch_invariant=False, bool check_indices=False) -> ()",
+    "bool round_weights=False, bool batch_invariant=False, bool check_indices=False) -> ()",
     "combine(Tensor partial_out, Tensor partial_lse, Tensor(a!) out, Tensor? sink=None, Tensor(b!)? lse=None) -> ()",
     "write_latent(Tensor latent, Tensor slots, Tensor(a!) cache, str kv_format, int latent_width, int rope_width, "
     'Tensor? rope=None, str scale="arbitrary") -> ()',

@@ -170,6 +170,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             topk_length=counts,
             q_rope=rope if self.rope else None,
             lse=lse,
+            round_weights=True,  # as vLLM's own kernels have them
             workspace=work.scratch,
             backend=work.backend,
         )
