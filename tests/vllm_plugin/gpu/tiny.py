@@ -121,14 +121,7 @@ def run(a) -> None:
     prompts = [[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
     params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=1,
                             prompt_logprobs=None if a.mtp or a.offload else 1)
-    results = []
-    for output in llm.generate([{"prompt_token_ids": p} for p in prompts], params):
-        made, seen = output.outputs[0], output.prompt_logprobs or []
-        results.append({
-            "prompt": [of[token].logprob for of, token in zip(seen[1:], output.prompt_token_ids[1:])],
-            "tokens": list(made.token_ids),
-            "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
-        })
+    results, _ = generate(llm, prompts, params)
     with open(a.out, "w") as file:
         json.dump({"backends": used, "results": results}, file)
     print("RESULT", used, llm.llm_engine.vllm_config.cache_config.cache_dtype,
@@ -138,7 +131,7 @@ def run(a) -> None:
     if a.sleep:
         sleep_and_wake(llm, prompts, params, results)
     if a.offload:
-        offload_and_reload(llm, prompts, params, results)
+        offload_and_reload(llm, prompts, params)
 
 
 def steady(llm, steps: int) -> None:
@@ -159,33 +152,48 @@ def steady(llm, steps: int) -> None:
           f"device (shared with other processes) {(after[0] - before[0]) >> 20:+d} MiB")
 
 
-def again(llm, prompts: list, params, results: list) -> tuple[list, list[int]]:
-    """How far the logprobs of the same requests are from the first time, and how many tokens were in a cache."""
-    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-    apart = []
-    for output, was in zip(outputs, results):
-        made = output.outputs[0]
-        equal = list(made.token_ids) == was["tokens"]
-        values = [of[t].logprob for of, t in zip(made.logprobs, made.token_ids)]
-        apart.append(max(abs(u - v) for u, v in zip(values, was["logprobs"])) if equal else "other tokens")
-    return apart, [output.num_cached_tokens for output in outputs]
+def generate(llm, prompts: list, params) -> tuple[list, list[int]]:
+    """The results, and how many tokens of each prompt were in a cache."""
+    results = []
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
+    for output in outputs:
+        made, seen = output.outputs[0], output.prompt_logprobs or []
+        results.append({
+            "prompt": [of[token].logprob for of, token in zip(seen[1:], output.prompt_token_ids[1:])],
+            "tokens": list(made.token_ids),
+            "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
+        })
+    return results, [output.num_cached_tokens for output in outputs]
+
+
+def again(llm, prompts: list, params, results: list) -> list:
+    """How far the logprobs of the same requests are from those results'."""
+    return [
+        max(abs(u - v) for u, v in zip(made["logprobs"], was["logprobs"])) if made["tokens"] == was["tokens"]
+        else "other tokens"
+        for made, was in zip(generate(llm, prompts, params)[0], results)
+    ]
 
 
 def sleep_and_wake(llm, prompts: list, params, results: list) -> None:
     llm.sleep(level=1)
     llm.wake_up()
-    print("SLEEP level 1, |dlogp| after waking:", again(llm, prompts, params, results)[0], flush=True)
+    print("SLEEP level 1, |dlogp| after waking:", again(llm, prompts, params, results), flush=True)
     llm.sleep(level=2)
     llm.wake_up(tags=["weights"])
     llm.collective_rpc("reload_weights")
     llm.wake_up(tags=["kv_cache"])
-    print("SLEEP level 2, |dlogp| after waking:", again(llm, prompts, params, results)[0], flush=True)
+    print("SLEEP level 2, |dlogp| after waking:", again(llm, prompts, params, results), flush=True)
 
 
-def offload_and_reload(llm, prompts: list, params, results: list) -> None:
+def offload_and_reload(llm, prompts: list, params) -> None:
+    """Whole pages from the GPU's cache, then, after that is dropped, the same pages from the CPU's."""
+    here, cached = generate(llm, prompts, params)
     llm.reset_prefix_cache()
-    apart, cached = again(llm, prompts, params, results)
-    print(f"OFFLOAD to the CPU, then reloaded: {cached} tokens cached, |dlogp| {apart}", flush=True)
+    back, reloaded = generate(llm, prompts, params)
+    apart = [max(abs(u - v) for u, v in zip(x["logprobs"], y["logprobs"])) for x, y in zip(here, back)]
+    print(f"OFFLOAD tokens cached {cached}, reloaded from the CPU {reloaded}, equal tokens "
+          f"{[x['tokens'] == y['tokens'] for x, y in zip(here, back)]}, |dlogp| {apart}", flush=True)
 
 
 def compare(a) -> None:
