@@ -60,6 +60,7 @@ struct IndexQueryArgs {
   TensorView out_q;         // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight
   TensorView out_weights;   // [tokens, heads] f32
   bool round_bf16 = false;  // also after the rotation
+  WriteIndexKeysArgs keys;  // optional (no k: none): written too, by the same kernel on cuda
 };
 // out_q = rope(q), out_weights = weights * weight_scale (* q's scale = max(amax, 1e-10) / 448 for a u8 out_q).
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream = {});

@@ -38,7 +38,11 @@ _SCHEMAS = (
     "Tensor(b!)? scales=None) -> ()",
     "index_queries(Tensor q, Tensor weights, float weight_scale, str rope_style, Tensor(a!) out_q, "
     "Tensor(b!) out_weights, Tensor? positions=None, Tensor? cos_sin=None, "
-    'str scale="power_of_two", bool round_bf16=False) -> ()',
+    'str scale="power_of_two", bool round_bf16=False, Tensor? k=None, Tensor? norm_weight=None, '
+    "Tensor? norm_bias=None, Tensor? key_slots=None, Tensor(c!)? key_cache=None, "
+    'str index_format="fp8", str key_rope_style="none", Tensor? key_positions=None, '
+    'Tensor? key_cos_sin=None, float norm_eps=1e-6, str key_scale="power_of_two", '
+    "bool key_round_bf16=False) -> ()",
     "index_scores(Tensor q, Tensor weights, Tensor lengths, Tensor(a!) logits, Tensor? cache=None, "
     'str index_format="fp8", Tensor? block_table=None, Tensor? row_request=None, Tensor? keys=None, '
     "Tensor? scales=None, Tensor? starts=None, bool fill=True, Tensor(b!)? workspace=None) -> ()",

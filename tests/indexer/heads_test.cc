@@ -97,6 +97,24 @@ TEST(IndexQueries, RoundedWhereAnEngineStoresBf16) {
   }
 }
 
+TEST(IndexQueries, WritesTheKeysThatGoWithThem) {
+  for (const Backend& backend : host_backends()) {
+    const KeyProblem keys(37, RopeStyle::interleaved, DType::bf16);
+    const QueryProblem problem(RopeStyle::half_split, DType::bf16);
+    const Buffer apart = keys.cache(IndexFormat::fp8), together = keys.cache(IndexFormat::fp8);
+    const Buffer out(DType::f32, QueryProblem::kTokens * QueryProblem::kHeads * kIndexDim);
+    std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads);
+    write_index_keys(backend, keys.args(apart, IndexFormat::fp8));
+    IndexQueryArgs args = problem.args(out, weights);
+    args.keys = keys.args(together, IndexFormat::fp8);
+    index_queries(backend, args);
+    EXPECT_EQ(together.bytes, apart.bytes) << backend.name();
+    EXPECT_TRUE(problem.agrees(out, weights, backend));
+    args.keys.norm_eps = 0;
+    EXPECT_THROW(index_queries(backend, args), InvalidArgument);
+  }
+}
+
 // The bytes of the two backends: a value near a rounding edge may land on either side of it, a step apart.
 TEST(WriteIndexKeys, Fp8BytesOfTheBackendsAreAtMostOneCodeApart) {
   const KeyProblem problem(64, RopeStyle::half_split, DType::bf16);

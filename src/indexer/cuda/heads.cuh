@@ -113,7 +113,10 @@ __global__ void queries_kernel(const __grid_constant__ QueryParams p) {
   cuda::let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / 32;
-  if (at >= p.tokens * p.heads) return;
+  if (const std::int64_t key = at - p.tokens * p.heads; key >= 0) {
+    if (key < p.keys.tokens) write_key(p.keys, key, lane);
+    return;
+  }
   const std::int64_t token = at / p.heads, head = at % p.heads;
   HeadValues x;
 #pragma unroll

@@ -204,7 +204,8 @@ base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args) {
 void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   QueryParams p{};
   p.tokens = args.q.dim(0), p.heads = args.q.dim(1);
-  if (p.tokens == 0) return;
+  if (args.keys.k) p.keys = params_of(args.keys);
+  if (p.tokens + p.keys.tokens == 0) return;
   p.q = args.q.data, p.q_f32 = args.q.dtype == DType::f32;
   p.q_token = args.q.step(0), p.q_head = args.q.step(1), p.q_step = args.q.step(2);
   p.weights = args.weights.data, p.weights_f32 = args.weights.dtype == DType::f32;
@@ -214,7 +215,7 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   p.out = args.out_q.data, p.out_token = args.out_q.step(0), p.out_head = args.out_q.step(1);
   p.out_weights = static_cast<float*>(args.out_weights.data);
   p.out_weights_token = args.out_weights.step(0), p.out_weights_head = args.out_weights.step(1);
-  launch_heads(exec, &ConfigKernels::queries, p.tokens * p.heads, p, "index_queries");
+  launch_heads(exec, &ConfigKernels::queries, p.tokens * p.heads + p.keys.tokens, p, "index_queries");
 }
 
 void indexer_cuda_prepare(int config_sm) {
