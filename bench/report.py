@@ -221,8 +221,8 @@ def summary(both):
         mood = "good" if mean >= 1 else "bad"
         rows.append(f'<tr><td>{stage}</td><td>{len(speedups)}</td><td class="{mood}">{mean:.2f} ×</td>'
                     f"<td>{min(speedups):.2f} ×</td><td>{max(speedups):.2f} ×</td></tr>")
-    return ("<table><tr><th>stage</th><th>cases</th><th>geometric mean</th><th>worst</th><th>best</th></tr>"
-            f"{''.join(rows)}</table>")
+    return ('<div class="scroll"><table><tr><th>stage</th><th>cases</th><th>geometric mean</th><th>worst</th>'
+            f"<th>best</th></tr>{''.join(rows)}</table></div>")
 
 
 def table(rows):
@@ -274,8 +274,9 @@ def page(title, ours, peers, verify):
     key = '<div class="key"><span><i style="background:var(--ours)"></i>ours</span>'
     if both:
         key += '<span><i style="border:2px solid var(--peer)"></i>the fastest peer</span>'
-    source = f"{roofs.get('basis', '')} {roofs['source']}"
-    key += f"<span>lines: {html.escape(source)}. Hover for the case.</span></div>"
+    source = f"{roofs['basis']}: {roofs['source']}" if "basis" in roofs else roofs["source"]
+    key += (f"<span>lines: {html.escape(source)}. Bytes count at every read, so what L2 serves again (prefill, .warm, "
+            ".graph) may stand above a line of memory. Hover for the case.</span></div>")
     body = [f"<h1>{html.escape(title)}</h1>", facts(about)]
     if both:
         body += ["<h2>Speedup over the fastest peer</h2>", summary(both)]

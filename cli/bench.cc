@@ -53,6 +53,7 @@ constexpr const char* kGpuCases[] = {
     "attend.decode.fp8_ds_mla.h{64,128}.b{1,4,16,64,128,256}.topk2048",
     "attend.decode.fp8_ds_mla.h{8,16,32}.b{1,16,64,128,256}.topk2048",
     "attend.decode.fp8_ds_mla.h{16,64,128}.b1.topk2048.graph",
+    "attend.decode.fp8_ds_mla.h64.b{1,16}.topk2048.warm",
     "attend.decode.bf16.h{64,128}.b{1,4,16,64,128}.topk2048",
     "attend.decode.bf16.h64.b1.topk2048.graph",
     "attend.prefill.bf16.h{64,128}.s4096.kv{8192,32768,131072}.topk2048",
@@ -63,12 +64,14 @@ constexpr const char* kGpuCases[] = {
     "index.decode.fp8.h{32,64}.b{1,16,64,128}.ctx{8192,65536}",
     "index.decode.fp8.h{32,64}.b{1,16,64}.ctx131072",
     "index.decode.fp8.h32.{mixed,even}",
+    "index.decode.fp8.h32.b1.ctx65536.warm",
     "topk.f32.rows1.len{8192,65536,131072,1048576}.k2048",
     "topk.f32.rows16.len65536.k2048",
     "topk.f32.rows64.len{8192,65536}.k2048",
     "topk.f32.rows{128,256}.len131072.k2048",
     "topk.f32.rows4096.len{8192,32768}.k2048",
     "topk.f32.rows1.len{65536,131072}.k2048.graph",
+    "topk.f32.rows16.len65536.k2048.warm",
     "kv.layer.fp8_ds_mla.n{1,64,4096}",
     "kv.layer.fp8_ds_mla.n{1,64,4096}.parts",
     "select.prefill.fp8.h32.s4096.kv131072.k2048",
@@ -335,6 +338,7 @@ Row measure(const Case& c, const Effort& effort) {
   if (row.right() && c.threads > 0) {
     if (row.job.isa && row.job.flops > 0) row.peak = peak_gflops(peak_of(*row.job.isa), backend);
     row.timing = median_us([&] { row.job.call({}); }, effort);
+    row.timing_s = watch.lap();
   } else if (row.right()) {
     row.timing = gpu::time(backend.device(), row.job.call, c.l2);
     row.clocks = gpu::clocks(backend.device());

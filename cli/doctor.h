@@ -87,15 +87,23 @@ struct Patch {
   std::string what, when, why;
 };
 
+// A release of vLLM that the installed plugin was written for, or refuses.
+struct Release {
+  std::string version, build;       // build: cuda | cpu
+  std::vector<std::string> models;  // model types that it serves there
+  std::string refused;              // why it serves none; empty: it does
+};
+
 struct Machine {
   std::string driver;          // "580.159.04"; empty: none
   int driver_cuda = 0;         // newest CUDA that the driver serves, 1000 * major + 10 * minor
   std::string driver_problem;  // why there is none, or why it does not answer
   std::vector<Gpu> gpus;       // those that CUDA_VISIBLE_DEVICES shows
   std::string cuda_toolkit;    // "13.0.2"; empty: none found
-  std::string python;          // the interpreter on PATH; empty: none
+  std::string python;          // its interpreter, else that on PATH; empty: none
   std::vector<Package> packages;
-  std::vector<Patch> patches;  // by sievemla/vllm/patches.json, the plugin's own list
+  std::vector<Patch> patches;     // by sievemla/vllm/patches.json, the plugin's own list
+  std::vector<Release> releases;  // by sievemla/vllm/versions.json, likewise
   std::int64_t host_memory_bytes = 0;
 };
 

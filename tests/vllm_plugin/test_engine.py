@@ -7,6 +7,8 @@ selected row or cache slot by 1e-2 and more (what_mistakes_look_like in the gold
 """
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from .conftest import Engines, golden, reference
@@ -136,13 +138,13 @@ def test_compiled_and_in_processes_of_their_own(engines, fresh):
         [{"prompts": prompts(name), "tokens": TOKENS}],
         alone=True, VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_USE_BREAKABLE_CUDAGRAPH="0", VLLM_CPU_CI_ENV="1", **EXACT,
     )
-    assert "CompilationMode.DYNAMO_TRACE_ONCE" in made["log"] and "sievemla 0.1.0" in made["log"]
+    assert "CompilationMode.DYNAMO_TRACE_ONCE" in made["log"] and f"sievemla {version('sievemla')}" in made["log"]
     same(made["runs"][0], fresh[name]["runs"][0])
 
 
 def test_the_log_says_what_runs(fresh):
     log = fresh["glm5-tiny"]["log"]
-    for said in ("sievemla 0.1.0", "vLLM 0.32.0 (cpu)", "index keys f32", "indexer rope interleaved",
+    for said in (f"sievemla {version('sievemla')}", "vLLM 0.32.0 (cpu)", "index keys f32", "indexer rope interleaved",
                  "rotary_embedding is switched off"):
         assert said in log
     assert "sievemla" not in fresh["dsv32-tiny"]["log"].partition("lacks indexer_rope_interleave")[1]

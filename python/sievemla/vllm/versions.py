@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""Which vLLM the plugin is written for. A table, not a range: the interface moves with every release."""
+"""Which vLLM the plugin is written for: versions.json. A table, not a range: the interface moves with every release."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from . import settings
@@ -17,20 +19,15 @@ class Contract:
 
     version: str
     build: str  # "cuda" or "cpu"
+    models: list[str]  # model types whose layers are served there; `sievemla doctor` tells
     # The scale rule of that vLLM's own writer of fp8_ds_mla rows.
     latent_scale: Literal["engine", "power_of_two"] = "engine"
 
 
-TABLE = (
-    Contract("0.26.0", "cuda"),
-    Contract("0.32.0", "cpu"),
-)
-
-# Read, and not served, whatever SIEVEMLA_VLLM says: what would go wrong there would go wrong in silence.
-REFUSED = {
-    ("0.33.0", "cuda"): "its GLM-5 and DeepSeek-V3.2 models write their caches and select tokens in kernels that they "
-    "call by name, past every interface that the plugin serves",
-}
+# Those that are refused are so whatever SIEVEMLA_VLLM says: what would go wrong there would go wrong in silence.
+_rows = json.loads(Path(__file__).with_name("versions.json").read_text())
+TABLE = tuple(Contract(**row) for row in _rows if "refused" not in row)
+REFUSED = {(row["version"], row["build"]): row["refused"] for row in _rows if "refused" in row}
 
 
 def installed() -> tuple[str, str]:

@@ -544,10 +544,15 @@ struct KeyUse {
     cuda::barrier_sync(1, Tile::kConsumers);  // its heads are there, and the unit before is done
     if (more) heads_of(first_row + fold, fold, blocks, buffer ^ 1);
     const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
+    const Weights<Columns> first_weights(s.weights[buffer][0], lane);
+    int tile = begin + turn;
+    ProductKeys keys, next;
+    if (tile < end) keys = take();
+    // The next tile's keys go to registers while the tensor cores multiply these.
 #pragma unroll 1
-    for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
-      const ProductKeys keys = take();
+    for (; tile < end; keys = next) {
       const int first = tile * kProductKeys + warp * 16 + Mine<Columns>::key(lane);
+      tile += Tile::kGroups;
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
         float d[Columns::kColumns / 2];
@@ -555,8 +560,10 @@ struct KeyUse {
         const int at = i * Columns::kRows + my_row;
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
+        const Weights<Columns> weights = kOne ? first_weights : Weights<Columns>(s.weights[buffer][i], lane);
+        if (i + 1 == blocks && tile < end) next = take();
         cuda::wgmma_wait<0>();
-        sum_heads<Columns>(d, Weights<Columns>(s.weights[buffer][i], lane), keys.scale, lane, [&](int on, float score) {
+        sum_heads<Columns>(d, weights, keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });
       }

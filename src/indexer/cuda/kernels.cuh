@@ -2,6 +2,8 @@
 // Copyright The SieveMLA authors
 // src/indexer/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in its config's library.
 #pragma once
+#include <type_traits>
+
 #include "indexer/cuda/heads.cuh"
 #include "indexer/cuda/hopper.cuh"
 #include "indexer/cuda/kernels.h"
@@ -48,11 +50,12 @@ ConfigKernels make_kernels() {
     kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
+    using Pass = std::conditional_t<Arch::kFp8Mma, PassTile<Arch, 4, 2, 4, false>, PassTile<Arch, 4, 3, 2, true>>;
     static_assert(2 * sizeof(HeldSmem<Held>) <= Arch::kSmemBytes);
     static_assert(pass_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
     for (HeldKernel& held : kernels.held) held = held_kernel_of<Arch, Held>();
     for (auto& some : kernels.pass)
-      for (PassKernel& pass : some) pass = pass_kernel_of<Arch, PassTile<Arch, 4, 2>>();
+      for (PassKernel& pass : some) pass = pass_kernel_of<Arch, Pass>();
   }
   kernels.write_keys = reinterpret_cast<const void*>(&write_keys_kernel<Arch>);
   kernels.write_layer = reinterpret_cast<const void*>(&write_layer_kernel<Arch>);

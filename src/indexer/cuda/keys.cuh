@@ -53,7 +53,6 @@ __device__ inline std::uint32_t f16_pair(std::uint32_t codes) {
 
 // What a lane holds of one key or head of 128 values, by the instruction that multiplies it.
 struct Fp8Words {                         // sm_89 on
-  static constexpr int kTiles = 4;        // of 16 keys that a warp holds
   static constexpr float kFactor = 0.5f;  // 2 relu(x) = x + |x|
   std::uint32_t w[8];
   __device__ void set(uint4 low, uint4 high) {
@@ -66,8 +65,7 @@ struct Fp8Words {                         // sm_89 on
                         b.w[2 * Step + 1]);
   }
 };
-struct F16Words {  // sm_80, sm_86
-  static constexpr int kTiles = 2;
+struct F16Words {                            // sm_80, sm_86
   static constexpr float kFactor = 0x1p15f;  // and 2^-8 of a key and of a query
   std::uint32_t w[16];
   __device__ void set(uint4 low, uint4 high) {
@@ -109,9 +107,11 @@ __device__ inline void copy_query(const CudaScoreParams& p, int row, int padded,
 
 // ---- keys of a warp ---------------------------------------------------------------------------------
 
-template <class Words>
+// Tiles: of 16 keys.
+template <class Words, int Tiles>
 struct WarpKeys {
-  static constexpr int kTiles = Words::kTiles, kKeys = 16 * kTiles;
+  static_assert(Tiles == 2 || Tiles == 4);
+  static constexpr int kTiles = Tiles, kKeys = 16 * kTiles;
   // The scores that a lane ends up with: kMine of the warp's keys.
   static constexpr int kMine = kKeys / 32;
   Words key[kTiles][2];  // rows g and g + 8
@@ -122,20 +122,40 @@ struct WarpKeys {
   __device__ static int tile_of(int lane) { return kMine == 2 ? lane % 4 : lane % 4 / 2; }
   __device__ static int row_of(int lane) { return lane / 4 + (kMine == 2 ? 0 : lane % 2 * 8); }
 
+  // What a lane loads of the keys, as it lies in memory.
+  struct Raw {
+    uint4 part[kTiles][2][2];
+    float scale[kMine];
+    bool missing;
+  };
+  __device__ void set(const Raw& raw) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) key[t][half].set(raw.part[t][half][0], raw.part[t][half][1]);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) scale[i] = Words::kFactor * raw.scale[i];
+    missing = raw.missing;
+  }
+  __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
+    set(fetch(p, source, first, end, lane));
+  }
+
   // Keys first .. first + kKeys - 1 of a source; those from `end` on need not exist. What is missing is read as some
   // other key.
-  __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
+  __device__ static Raw fetch(const CudaScoreParams& p, int source, int first, int end, int lane) {
     const int g = lane / 4, c = lane % 4, mine = first + 16 * tile_of(lane);
-    missing = false;
+    Raw raw;
+    raw.missing = false;
     const float* scales;
     int physical = 0, inside = 0;
     if (p.table) {  // a page is a multiple of 16 keys, so a tile lies in one
       const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
       inside = mine - page * p.page_size;
-      missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
-      if (!missing) physical = __ldg(p.table + source * p.table_row + page);
-      missing |= physical < 0 || physical >= p.pages;
-      if (missing) physical = 0;
+      raw.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
+      if (!raw.missing) physical = __ldg(p.table + source * p.table_row + page);
+      raw.missing |= physical < 0 || physical >= p.pages;
+      if (raw.missing) physical = 0;
       scales = reinterpret_cast<const float*>(p.keys + physical * p.page_bytes +
                                               static_cast<std::int64_t>(p.page_size) * kDim) +
                inside;
@@ -144,24 +164,26 @@ struct WarpKeys {
     }
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const unsigned char *low, *high;  // keys g and g + 8 of the tile
+      const unsigned char* row[2];  // keys g and g + 8 of the tile
       if (p.table) {
         constexpr int kOwner = kMine == 2 ? 1 : 2;
-        low = p.keys + __shfl_sync(~0u, physical, t * kOwner) * p.page_bytes +
-              (__shfl_sync(~0u, inside, t * kOwner) + g) * kDim;
-        high = low + 8 * kDim;
+        row[0] = p.keys + __shfl_sync(~0u, physical, t * kOwner) * p.page_bytes +
+                 (__shfl_sync(~0u, inside, t * kOwner) + g) * kDim;
+        row[1] = row[0] + 8 * kDim;
       } else {
-        low = p.keys + contiguous(p, source, first + 16 * t + g) * p.page_bytes;
-        high = p.keys + contiguous(p, source, first + 16 * t + g + 8) * p.page_bytes;
+        row[0] = p.keys + contiguous(p, source, first + 16 * t + g) * p.page_bytes;
+        row[1] = p.keys + contiguous(p, source, first + 16 * t + g + 8) * p.page_bytes;
       }
-      key[t][0].set(load_16(low + c * 16), load_16(low + c * 16 + 64));
-      key[t][1].set(load_16(high + c * 16), load_16(high + c * 16 + 64));
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        raw.part[t][half][0] = load_16(row[half] + c * 16), raw.part[t][half][1] = load_16(row[half] + c * 16 + 64);
     }
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const std::int64_t at = row_of(lane) + 8 * i;
-      scale[i] = Words::kFactor * __ldg(scales + (p.table ? at : contiguous(p, source, mine + at)));
+      raw.scale[i] = __ldg(scales + (p.table ? at : contiguous(p, source, mine + at)));
     }
+    return raw;
   }
 
   // score[i] of this lane: over `groups` groups of eight heads.

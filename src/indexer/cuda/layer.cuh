@@ -42,8 +42,9 @@ __device__ inline void write_rope(const WriteLayerParams& p, unsigned char* row,
   out[lane] = base::to_bf16(rounded_as(x[0], l.f32)), out[lane + 32] = base::to_bf16(rounded_as(x[1], l.f32));
 }
 
+// Six CTAs a multiprocessor: told nothing, ptxas keeps to 40 registers on sm_120 and spills.
 template <class Arch>
-__global__ __launch_bounds__(kLayerThreads) void write_layer_kernel(const __grid_constant__ WriteLayerParams p) {
+__global__ __launch_bounds__(kLayerThreads, 6) void write_layer_kernel(const __grid_constant__ WriteLayerParams p) {
   __shared__ double part[cuda::kRowThreads / 32];
   const cuda::LatentParams& l = p.latent;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;

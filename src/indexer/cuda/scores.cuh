@@ -33,7 +33,8 @@ template <class Arch, int Warps, int Ctas, int Stages>
 struct HeldTile {
   using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas, kStages = Stages;
-  static constexpr int kKeys = Warps * WarpKeys<Words>::kKeys;  // of a CTA
+  using Keys = WarpKeys<Words, 4>;
+  static constexpr int kKeys = Warps * Keys::kKeys;  // of a CTA
 };
 
 template <class Tile>
@@ -67,7 +68,7 @@ struct Held {
   }
 
   __device__ void run(int first_row, int first_key) {
-    using Keys = WarpKeys<typename Tile::Words>;
+    using Keys = typename Tile::Keys;
     const int end = min(first_row + kHeldRows, p.rows), first = first_key + warp * Keys::kKeys;
     Keys keys;
     int loaded = 0, loaded_source = 0;  // keys up to here, of this source
@@ -190,17 +191,19 @@ __device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, i
   }
 }
 
-template <class Arch, int Warps, int Ctas>
+// Tiles: of 16 keys a warp. Ahead: the next keys are on their way while these are multiplied.
+template <class Arch, int Warps, int Ctas, int Tiles, bool Ahead>
 struct PassTile {
-  using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
+  using Keys = WarpKeys<std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>, Tiles>;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas;
+  static constexpr bool kAhead = Ahead;
 };
 constexpr int pass_smem_bytes(int heads, int fold) { return fold * ((heads + 7) / 8 * 8) * (kDim + 4); }
 
 template <class Arch, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const __grid_constant__ CudaScoreParams p,
                                                                            int fold) {
-  using Keys = WarpKeys<typename Tile::Words>;
+  using Keys = typename Tile::Keys;
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = (p.heads + 7) / 8 * 8;
   float* const weights = reinterpret_cast<float*>(smem + fold * padded * kDim);
@@ -211,6 +214,9 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   units.share(cta, ctas, [&](int unit, int begin, int end, bool) {
     const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
+    const int begin_mine = begin + thread / 32;
+    typename Keys::Raw ahead{};
+    if (Tile::kAhead && begin_mine < end) ahead = Keys::fetch(p, source, begin_mine * Keys::kKeys, longest, lane);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < fold; ++i)
@@ -219,10 +225,16 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
     cuda::cp_async_wait<0>();
     __syncthreads();
 #pragma unroll 1
-    for (int tile = begin + thread / 32; tile < end; tile += Tile::kWarps) {
+    for (int tile = begin_mine; tile < end; tile += Tile::kWarps) {
       const int first = tile * Keys::kKeys;
       Keys keys;
-      keys.load(p, source, first, longest, lane);
+      if constexpr (Tile::kAhead) {
+        keys.set(ahead);
+        if (tile + Tile::kWarps < end)
+          ahead = Keys::fetch(p, source, first + Tile::kWarps * Keys::kKeys, longest, lane);
+      } else {
+        keys.load(p, source, first, longest, lane);
+      }
 #pragma unroll 1
       for (int i = 0; i < fold; ++i) {
         float score[Keys::kMine];
