@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "indexer/head_problem.h"
+#include "sievemla/error.h"
 
 namespace sievemla::test {
 namespace {

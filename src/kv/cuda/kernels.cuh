@@ -11,7 +11,6 @@ namespace sievemla::kv {
 template <class Arch>
 __global__ void write_latent_kernel(const __grid_constant__ cuda::LatentParams p) {
   cuda::wait_for_kernel();
-  cuda::let_next_start();
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   if (slot < 0 || slot >= p.cache.slots) return;
   unsigned char* const out = cuda::row_of_slot(p.cache, slot);
@@ -24,7 +23,6 @@ __global__ void write_latent_kernel(const __grid_constant__ cuda::LatentParams p
 template <class Arch>
 __global__ void gather_latent_kernel(const __grid_constant__ cuda::LatentParams p) {
   cuda::wait_for_kernel();
-  cuda::let_next_start();
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   const bool there = slot >= 0 && slot < p.cache.slots;
   const unsigned char* const from = cuda::row_of_slot(p.cache, there ? slot : 0);
@@ -47,7 +45,6 @@ __global__ void gather_latent_kernel(const __grid_constant__ cuda::LatentParams 
 template <class Arch>
 __global__ void gather_index_keys_kernel(const __grid_constant__ IndexGatherParams p) {
   cuda::wait_for_kernel();
-  cuda::let_next_start();
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   const bool there = slot >= 0 && slot < p.cache.slots;
   const cuda::SlotPlace at(p.cache, there ? slot : 0);
