@@ -63,9 +63,10 @@ PassVariant ring(const char* name) {
 const HeldVariant kHeld[] = {rows<RowsTile<9, 4>>("wgmma 9 x 4"), rows<RowsTile<10, 3>>("wgmma 10 x 3"),
                              held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
                              held<F16, HeldTile<F16, 4, 2, 4>>("f16 4 x 2")};
-const PassVariant kPass[] = {
-    ring<RingTile<3, 9>, RingTile<2, 8>>("wgmma 3 x 9"), ring<RingTile<2, 8>, RingTile<1, 8>>("wgmma 2 x 8"),
-    pass<Fp8, PassTile<Fp8, 4, 2, 4, false>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 3, 2, true>>("f16 4 x 3")};
+const PassVariant kPass[] = {ring<RingTile<2, 2, 8>, RingTile<1, 2, 8>>("wgmma 2 x 2 x 8"),
+                             ring<RingTile<1, 2, 8>, RingTile<1, 1, 8>>("wgmma 1 x 2 x 8"),
+                             pass<Fp8, PassTile<Fp8, 4, 2, 4, false>>("fp8 4 x 2"),
+                             pass<F16, PassTile<F16, 4, 3, 2, true>>("f16 4 x 3")};
 const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int math_of(const char* name) { return of_math(name, 0) ? 0 : of_math(name, 1) ? 1 : 2; }
@@ -279,13 +280,18 @@ bool check(const Case& c, std::uint64_t seed) {
 int test() {
   int failed = 0, run = 0;
   std::uint64_t seed = 1;
+  const int all = multiprocessors;
   for (int heads : {1, 8, 12, 32, 64})
     for (int page : {16, 64, 48, 256, 0})
       for (const Case& c :
            {Case{3, 1, heads, page, 700, true, false, false}, Case{2, 4, heads, page, 330, false, false, false},
             Case{3, 2, heads, page, 400, true, true, true}, Case{2, 70, heads, page, 150, false, false, false},
             Case{2, 3, heads, page, 300, true, false, false}})
-        ++run, failed += !check(c, seed++);
+        for (int few : {all, 2}) {  // few: many tiles a CTA, rings that go round, several units
+          multiprocessors = few;
+          ++run, failed += !check(c, seed++);
+        }
+  multiprocessors = all;
   for (const auto& [name, times] : failures) std::printf("%s: wrong %d times\n", name.c_str(), times);
   std::printf("scores: %d of %d cases failed\n", failed, run);
   return failed != 0;

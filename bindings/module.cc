@@ -126,7 +126,7 @@ void gather_latent(Tensor pages, string format, Int latent, Int rope, Tensor slo
 
 void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor pages, string format,
                       string rope_style, MaybeTensor positions, MaybeTensor cos_sin, double norm_eps, string scale,
-                      bool round_bf16, Int handle) {
+                      bool round_bf16, bool hadamard, Int handle) {
   const Where where = "write_index_keys: ";
   WriteIndexKeysArgs args;
   args.k = view(k, where + "k");
@@ -137,7 +137,7 @@ void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slo
   args.slots = view(slots, where + "slots");
   args.cache = index_cache(pages, format, where + "cache");
   args.scale = scale_rule(scale, where + "scale");
-  args.round_bf16 = round_bf16;
+  args.round_bf16 = round_bf16, args.hadamard = hadamard;
   const Backend backend = backend_of(handle, args.cache.pages);
   sievemla::write_index_keys(backend, args, stream_of(backend));
 }
@@ -146,7 +146,7 @@ void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slo
 WriteIndexKeysArgs keys_of(const MaybeTensor& k, const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
                            const MaybeTensor& slots, const MaybeTensor& pages, const string& format,
                            const string& rope_style, const MaybeTensor& positions, const MaybeTensor& cos_sin,
-                           double norm_eps, const string& scale, bool round_bf16, const Where& where) {
+                           double norm_eps, const string& scale, bool round_bf16, bool hadamard, const Where& where) {
   WriteIndexKeysArgs keys;
   if (!k.has_value()) return keys;
   expects(pages.has_value(), "keys go with their cache", where + "key_cache", "none");
@@ -158,7 +158,7 @@ WriteIndexKeysArgs keys_of(const MaybeTensor& k, const MaybeTensor& norm_weight,
   keys.slots = view(slots, where + "key_slots");
   keys.cache = index_cache(*pages, format, where + "key_cache");
   keys.scale = scale_rule(scale, where + "key_scale");
-  keys.round_bf16 = round_bf16;
+  keys.round_bf16 = round_bf16, keys.hadamard = hadamard;
   return keys;
 }
 
@@ -167,7 +167,7 @@ void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor 
                  MaybeTensor cos_sin, string scale, MaybeTensor k, MaybeTensor norm_weight, MaybeTensor norm_bias,
                  MaybeTensor key_slots, MaybeTensor key_pages, string index_format, string key_rope_style,
                  MaybeTensor key_positions, MaybeTensor key_cos_sin, double norm_eps, string key_scale,
-                 bool key_round_bf16, MaybeTensor indices, Int handle) {
+                 bool key_round_bf16, bool key_hadamard, MaybeTensor indices, Int handle) {
   const Where where = "write_layer: ";
   WriteLayerArgs args;
   args.latent = {view(latent, where + "latent"), view(rope, where + "rope"), view(slots, where + "slots"),
@@ -177,7 +177,7 @@ void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor 
   args.latent_eps = static_cast<float>(latent_eps);
   args.rope = rope_of(rope_style, positions, cos_sin, where + "rope");
   args.keys = keys_of(k, norm_weight, norm_bias, key_slots, key_pages, index_format, key_rope_style, key_positions,
-                      key_cos_sin, norm_eps, key_scale, key_round_bf16, where);
+                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where);
   args.indices = view(indices, where + "indices");
   const Backend backend = backend_of(handle, args.latent.cache.pages);
   sievemla::write_layer(backend, args, stream_of(backend));
@@ -192,10 +192,11 @@ void gather_index_keys(Tensor pages, string format, Tensor slots, Tensor keys, M
 }
 
 void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_style, Tensor out_q, Tensor out_weights,
-                   MaybeTensor positions, MaybeTensor cos_sin, string scale, bool round_bf16, MaybeTensor k,
-                   MaybeTensor norm_weight, MaybeTensor norm_bias, MaybeTensor key_slots, MaybeTensor key_pages,
-                   string index_format, string key_rope_style, MaybeTensor key_positions, MaybeTensor key_cos_sin,
-                   double norm_eps, string key_scale, bool key_round_bf16, Int handle) {
+                   MaybeTensor positions, MaybeTensor cos_sin, string scale, bool round_bf16, bool hadamard,
+                   MaybeTensor k, MaybeTensor norm_weight, MaybeTensor norm_bias, MaybeTensor key_slots,
+                   MaybeTensor key_pages, string index_format, string key_rope_style, MaybeTensor key_positions,
+                   MaybeTensor key_cos_sin, double norm_eps, string key_scale, bool key_round_bf16, bool key_hadamard,
+                   Int handle) {
   const Where where = "index_queries: ";
   IndexQueryArgs args;
   args.q = view(q, where + "q");
@@ -205,9 +206,9 @@ void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_st
   args.scale = scale_rule(scale, where + "scale");
   args.out_q = view(out_q, where + "out_q");
   args.out_weights = view(out_weights, where + "out_weights");
-  args.round_bf16 = round_bf16;
+  args.round_bf16 = round_bf16, args.hadamard = hadamard;
   args.keys = keys_of(k, norm_weight, norm_bias, key_slots, key_pages, index_format, key_rope_style, key_positions,
-                      key_cos_sin, norm_eps, key_scale, key_round_bf16, where);
+                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where);
   const Backend backend = backend_of(handle, args.out_q);
   sievemla::index_queries(backend, args, stream_of(backend));
 }

@@ -16,6 +16,8 @@ namespace sievemla {
 
 inline constexpr int kIndexRope = 64;  // rope covers the FIRST 64 of an indexer head (the LAST 64 of an MLA row)
 
+inline constexpr double kHadamardScale = 0x1.6a09e667f3bcdp-4;  // 128^-0.5
+
 // How the first 64 of 128 are rotated. There is no default: a wrong guess is silent up to topk tokens and garbles text
 // beyond. DeepSeek-V3.2: half_split; GLM-5 .. 5.2: interleaved; GLM-5.3-Flash: none.
 enum class RopeStyle : std::uint8_t {
@@ -43,10 +45,12 @@ struct WriteIndexKeysArgs {
   TensorView slots;  // [tokens] i32 or i64; < 0 skipped, >= cache.slots() InvalidArgument on host backends
   IndexCache cache;  // written in place
   ScaleRule scale = ScaleRule::power_of_two;  // fp8 only; engines write powers of two
-  bool round_bf16 = false;  // also after the norm and after the rotation: engines that run these one by one in bf16
+  bool hadamard = false;                      // H, see below; keys and queries have it, or neither
+  bool round_bf16 = false;  // also after the norm and each rotation: engines that run these one by one in bf16
 };
-// key = rope(LayerNorm(k)); fp8: one scale per key = max(amax, 1e-4) / 448, codes = e4m3(key / scale). A key that holds
-// a NaN or an infinity stores scale NaN.
+// key = [H] rope(LayerNorm(k)); fp8: one scale per key = max(amax, 1e-4) / 448, codes = e4m3(key / scale). A key that
+// holds a NaN or an infinity stores scale NaN. H is the Hadamard matrix, 128^-0.5 (-1)^popcount(i & j) in row i, column
+// j: it keeps the dot products of queries and keys, and shares out a channel's large values before they become codes.
 void write_index_keys(const Backend& backend, const WriteIndexKeysArgs& args, Stream stream = {});
 
 // ---- query side -------------------------------------------------------------------------------------
@@ -59,10 +63,11 @@ struct IndexQueryArgs {
   ScaleRule scale = ScaleRule::power_of_two;  // u8 output only
   TensorView out_q;         // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight
   TensorView out_weights;   // [tokens, heads] f32
-  bool round_bf16 = false;  // also after the rotation
+  bool hadamard = false;    // as the keys
+  bool round_bf16 = false;  // also after each rotation
   WriteIndexKeysArgs keys;  // optional (no k: none): written too, by the same kernel on cuda
 };
-// out_q = rope(q), out_weights = weights * weight_scale (* q's scale = max(amax, 1e-10) / 448 for a u8 out_q).
+// out_q = [H] rope(q), out_weights = weights * weight_scale (* q's scale = max(amax, 1e-10) / 448 for a u8 out_q).
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream = {});
 
 // ---- scores -----------------------------------------------------------------------------------------

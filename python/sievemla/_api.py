@@ -34,9 +34,9 @@ _combine = function("combine", writes=(2, 4))
 _write_latent = function("write_latent", writes=(2,))
 _gather_latent = function("gather_latent", writes=(5,))
 _write_index_keys = function("write_index_keys", writes=(4,))
-_write_layer = function("write_layer", writes=(4, 17, 25))
+_write_layer = function("write_layer", writes=(4, 17, 26))
 _gather_index_keys = function("gather_index_keys", writes=(3, 4))
-_index_queries = function("index_queries", writes=(4, 5, 14))
+_index_queries = function("index_queries", writes=(4, 5, 15))
 _index_scores = function("index_scores", writes=(3, 12))
 _index_scores_workspace_bytes = function("index_scores_workspace_bytes")
 _topk = function("topk", writes=(2, 3, 11))
@@ -202,16 +202,18 @@ def write_index_keys(
     norm_eps: float = 1e-6,
     scale: ScaleRule = "power_of_two",
     round_bf16: bool = False,
+    hadamard: bool = False,
     backend: Backend | None = None,
 ) -> None:
     """key = rope(LayerNorm(k)), quantised and scattered.
 
     k: [tokens, 128] float32 or bfloat16, the raw projection. norm_weight, norm_bias: [128]. slots: as write_latent.
-    round_bf16: rounds to bfloat16 after the norm and after the rotation, as engines do that run these one by one.
+    round_bf16: rounds to bfloat16 after the norm and each rotation, as engines do that run these one by one.
+    hadamard: multiplies by the Hadamard matrix / sqrt(128) after the rope; keys and queries have it, or neither.
     """
     _write_index_keys(
         k, norm_weight, norm_bias, slots, cache.pages, cache.format, rope.style, rope.positions, rope.cos_sin,
-        norm_eps, scale, round_bf16, _handle(backend)
+        norm_eps, scale, round_bf16, hadamard, _handle(backend)
     )
 
 
@@ -228,14 +230,15 @@ class IndexKeys:
     norm_eps: float = 1e-6
     scale: ScaleRule = "power_of_two"
     round_bf16: bool = False
+    hadamard: bool = False
 
 
 def _parts_of_keys(keys: IndexKeys | None) -> tuple[Any, ...]:
     if keys is None:
-        return None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False
+        return None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False, False
     return (
         keys.k, keys.norm_weight, keys.norm_bias, keys.slots, keys.cache.pages, keys.cache.format, keys.rope.style,
-        keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale, keys.round_bf16
+        keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale, keys.round_bf16, keys.hadamard
     )  # fmt: skip
 
 
@@ -282,18 +285,19 @@ def index_queries(
     rope: Rope,
     scale: ScaleRule = "power_of_two",
     round_bf16: bool = False,
+    hadamard: bool = False,
     keys: IndexKeys | None = None,
     backend: Backend | None = None,
 ) -> None:
     """out_q = rope(q), out_weights = weights * weight_scale (times q's scale where out_q is uint8, e4m3).
 
     q: [tokens, heads, 128] and weights: [tokens, heads], float32 or bfloat16. out_q: float32, bfloat16 or uint8.
-    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5. round_bf16: rounds to bfloat16 after the rotation.
-    keys: written too, as write_index_keys writes them; by the same kernel on CUDA.
+    out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5. round_bf16: rounds to bfloat16 after each rotation.
+    hadamard: as the keys. keys: written too, as write_index_keys writes them; by the same kernel on CUDA.
     """
     _index_queries(
         q, weights, weight_scale, rope.style, out_q, out_weights, rope.positions, rope.cos_sin, scale,
-        round_bf16, *_parts_of_keys(keys), _handle(backend)
+        round_bf16, hadamard, *_parts_of_keys(keys), _handle(backend)
     )
 
 

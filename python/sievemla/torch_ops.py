@@ -26,23 +26,23 @@ _SCHEMAS = (
     "gather_latent(Tensor cache, str kv_format, int latent, int rope, Tensor slots, Tensor(a!) out) -> ()",
     "write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor(a!) cache, "
     "str index_format, str rope_style, Tensor? positions=None, Tensor? cos_sin=None, float norm_eps=1e-6, "
-    'str scale="power_of_two", bool round_bf16=False) -> ()',
+    'str scale="power_of_two", bool round_bf16=False, bool hadamard=False) -> ()',
     "write_layer(Tensor latent, Tensor latent_weight, float latent_eps, Tensor slots, Tensor(a!) cache, str kv_format, "
     "int latent_width, int rope_width, str rope_style, Tensor? rope=None, Tensor? positions=None, "
     'Tensor? cos_sin=None, str scale="arbitrary", Tensor? k=None, Tensor? norm_weight=None, '
     "Tensor? norm_bias=None, Tensor? key_slots=None, Tensor(b!)? key_cache=None, "
     'str index_format="fp8", str key_rope_style="none", Tensor? key_positions=None, '
     'Tensor? key_cos_sin=None, float norm_eps=1e-6, str key_scale="power_of_two", '
-    "bool key_round_bf16=False, Tensor(c!)? indices=None) -> ()",
+    "bool key_round_bf16=False, bool key_hadamard=False, Tensor(c!)? indices=None) -> ()",
     "gather_index_keys(Tensor cache, str index_format, Tensor slots, Tensor(a!) keys, "
     "Tensor(b!)? scales=None) -> ()",
     "index_queries(Tensor q, Tensor weights, float weight_scale, str rope_style, Tensor(a!) out_q, "
     "Tensor(b!) out_weights, Tensor? positions=None, Tensor? cos_sin=None, "
-    'str scale="power_of_two", bool round_bf16=False, Tensor? k=None, Tensor? norm_weight=None, '
-    "Tensor? norm_bias=None, Tensor? key_slots=None, Tensor(c!)? key_cache=None, "
+    'str scale="power_of_two", bool round_bf16=False, bool hadamard=False, Tensor? k=None, '
+    "Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? key_slots=None, Tensor(c!)? key_cache=None, "
     'str index_format="fp8", str key_rope_style="none", Tensor? key_positions=None, '
     'Tensor? key_cos_sin=None, float norm_eps=1e-6, str key_scale="power_of_two", '
-    "bool key_round_bf16=False) -> ()",
+    "bool key_round_bf16=False, bool key_hadamard=False) -> ()",
     "index_scores(Tensor q, Tensor weights, Tensor lengths, Tensor(a!) logits, Tensor? cache=None, "
     'str index_format="fp8", Tensor? block_table=None, Tensor? row_request=None, Tensor? keys=None, '
     "Tensor? scales=None, Tensor? starts=None, bool fill=True, Tensor(b!)? workspace=None) -> ()",

@@ -55,6 +55,18 @@ void rotate(RopeStyle style, int pairs, const Real* cos, const Real* sin, Real* 
   }
 }
 
+// Adds and subtracts in the order of bits, as the CUDA kernels do.
+template <class Real>
+void hadamard(Real* x) {
+  for (int bit = 1; bit < kIndexDim; bit *= 2)
+    for (int i = 0; i < kIndexDim; ++i) {
+      if (i & bit) continue;
+      const Real a = x[i], b = x[i + bit];
+      x[i] = a + b, x[i + bit] = a - b;
+    }
+  for (int i = 0; i < kIndexDim; ++i) x[i] *= static_cast<Real>(kHadamardScale);
+}
+
 // To bf16 by way of f32, which is what kernels that compute in f32 store.
 template <class Real>
 void round_to_bf16(Real* x) {
@@ -101,6 +113,10 @@ void write_key(const WriteIndexKeysArgs& args, std::int64_t token, Store&& store
   if (args.round_bf16) round_to_bf16(key);
   TokenRope<Real>(args.rope, token)(key);
   if (args.round_bf16) round_to_bf16(key);
+  if (args.hadamard) {
+    hadamard(key);
+    if (args.round_bf16) round_to_bf16(key);
+  }
   kv::store_index_key(args.cache, slot, key, args.scale, store);
 }
 
@@ -111,6 +127,10 @@ void write_query(const IndexQueryArgs& args, const TokenRope<Real>& rope, std::i
   for (int i = 0; i < kIndexDim; ++i) q[i] = static_cast<Real>(base::load_f32(args.q, token, head, i));
   rope(q);
   if (args.round_bf16) round_to_bf16(q);
+  if (args.hadamard) {
+    hadamard(q);
+    if (args.round_bf16) round_to_bf16(q);
+  }
   std::byte* out =
       static_cast<std::byte*>(args.out_q.data) + base::offset(args.out_q, token, head) * size_of(args.out_q.dtype);
   const float scale = store(q, args.out_q.dtype, args.scale, kv::kIndexQueryFloor, out);

@@ -267,43 +267,47 @@ TEST_F(IndexerOnCuda, KeysAreTheReferencesBytes) {
   for (RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved, RopeStyle::none})
     for (DType dtype : {DType::f32, DType::bf16})
       for (IndexFormat format : {IndexFormat::fp8, IndexFormat::bf16})
-        for (ScaleRule rule : {ScaleRule::power_of_two, ScaleRule::arbitrary}) {
-          KeyProblem problem(37, style, dtype);
-          problem.slots[5] = -1;
-          const Buffer want = problem.cache(format);
-          Buffer got = problem.cache(format);
-          WriteIndexKeysArgs args = problem.args(want, format);
-          args.scale = rule;
-          write_index_keys(Backend::reference(), args);
-          OnDevice device(cuda.device());
-          const TensorView pages = problem.args(got, format).cache.pages;
-          args.cache.pages = pages;
-          write_index_keys(cuda, device.put(args));
-          cuda_good(cudaDeviceSynchronize());
-          device.take_back(pages);
-          EXPECT_EQ(got.bytes, want.bytes) << name_of(style) << " " << name_of(dtype) << " " << name_of(format);
-        }
+        for (ScaleRule rule : {ScaleRule::power_of_two, ScaleRule::arbitrary})
+          for (bool hadamard : {false, true}) {
+            KeyProblem problem(37, style, dtype);
+            problem.slots[5] = -1;
+            const Buffer want = problem.cache(format);
+            Buffer got = problem.cache(format);
+            WriteIndexKeysArgs args = problem.args(want, format);
+            args.scale = rule, args.hadamard = hadamard;
+            write_index_keys(Backend::reference(), args);
+            OnDevice device(cuda.device());
+            const TensorView pages = problem.args(got, format).cache.pages;
+            args.cache.pages = pages;
+            write_index_keys(cuda, device.put(args));
+            cuda_good(cudaDeviceSynchronize());
+            device.take_back(pages);
+            EXPECT_EQ(got.bytes, want.bytes) << name_of(style) << " " << name_of(dtype) << " " << name_of(format);
+          }
 }
 
 TEST_F(IndexerOnCuda, QueriesAreTheReferencesBytes) {
   const Backend cuda = backend();
   for (RopeStyle style : {RopeStyle::half_split, RopeStyle::interleaved, RopeStyle::none})
     for (DType dtype : {DType::f32, DType::bf16})
-      for (DType out_dtype : {DType::u8, DType::bf16}) {
-        const QueryProblem problem(style, dtype);
-        constexpr std::int64_t kHeads = QueryProblem::kTokens * QueryProblem::kHeads;
-        Buffer want(out_dtype, kHeads * kIndexDim), got(out_dtype, kHeads * kIndexDim);
-        std::vector<float> want_weights(kHeads), got_weights(kHeads);
-        index_queries(Backend::reference(), problem.args(want, want_weights));
-        OnDevice device(cuda.device());
-        const IndexQueryArgs args = problem.args(got, got_weights);
-        const TensorView out = args.out_q, weights = args.out_weights;
-        index_queries(cuda, device.put(args));
-        cuda_good(cudaDeviceSynchronize());
-        device.take_back(out), device.take_back(weights);
-        EXPECT_EQ(got.bytes, want.bytes) << name_of(style) << " " << name_of(dtype) << " " << name_of(out_dtype);
-        EXPECT_EQ(got_weights, want_weights);
-      }
+      for (DType out_dtype : {DType::u8, DType::bf16})
+        for (bool hadamard : {false, true}) {
+          const QueryProblem problem(style, dtype);
+          constexpr std::int64_t kHeads = QueryProblem::kTokens * QueryProblem::kHeads;
+          Buffer want(out_dtype, kHeads * kIndexDim), got(out_dtype, kHeads * kIndexDim);
+          std::vector<float> want_weights(kHeads), got_weights(kHeads);
+          IndexQueryArgs args = problem.args(want, want_weights);
+          args.hadamard = hadamard;
+          index_queries(Backend::reference(), args);
+          OnDevice device(cuda.device());
+          args = problem.args(got, got_weights), args.hadamard = hadamard;
+          const TensorView out = args.out_q, weights = args.out_weights;
+          index_queries(cuda, device.put(args));
+          cuda_good(cudaDeviceSynchronize());
+          device.take_back(out), device.take_back(weights);
+          EXPECT_EQ(got.bytes, want.bytes) << name_of(style) << " " << name_of(dtype) << " " << name_of(out_dtype);
+          EXPECT_EQ(got_weights, want_weights);
+        }
 }
 
 TEST_F(IndexerOnCuda, KeysBesideQueriesAreTheirBytes) {

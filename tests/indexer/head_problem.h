@@ -5,6 +5,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -37,6 +38,15 @@ inline std::vector<double> roped(const std::vector<double>& x, RopeStyle style, 
     y[a] = x[a] * cos - x[b] * sin;
     y[b] = x[b] * cos + x[a] * sin;
   }
+  return y;
+}
+
+// H x by the matrix's definition.
+inline std::vector<double> hadamard(const std::vector<double>& x) {
+  std::vector<double> y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i)
+    for (std::size_t j = 0; j < x.size(); ++j)
+      y[i] += (std::popcount(i & j) % 2 ? -x[j] : x[j]) / std::sqrt(static_cast<double>(x.size()));
   return y;
 }
 

@@ -3,8 +3,11 @@
 // tests/indexer/heads_test.cc -- write_index_keys and index_queries on the host backends, against the formulas.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "indexer/head_problem.h"
 #include "sievemla/error.h"
+#include "support/workspace.h"
 
 namespace sievemla::test {
 namespace {
@@ -329,6 +332,78 @@ TEST(IndexQueries, NoTokensIsLegal) {
     v->shape[0] = 0, v->data = nullptr;
   for (const Backend& backend : host_backends()) index_queries(backend, args);
   EXPECT_EQ(weights[0], kUntouched);
+}
+
+// In f32 each of 7 sums loses a rounding of values whose sum is below 128 * 4, and scaling two more; H hands a key's
+// error to all 128 of its values.
+TEST(Hadamard, KeysAndQueriesAgreeWithTheMatrix) {
+  const KeyProblem keys(9, RopeStyle::interleaved, DType::bf16);
+  const QueryProblem queries(RopeStyle::interleaved, DType::f32);
+  const double root = std::sqrt(double{kIndexDim});
+  for (const Backend& backend : host_backends()) {
+    const bool exact = backend.kind() == BackendKind::reference;
+    const Buffer cache = keys.cache(IndexFormat::f32), out(DType::f32, std::ssize(queries.q_values));
+    WriteIndexKeysArgs key_args = keys.args(cache, IndexFormat::f32);
+    key_args.hadamard = true;
+    write_index_keys(backend, key_args);
+    std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads);
+    IndexQueryArgs args = queries.args(out, weights);
+    args.hadamard = true;
+    index_queries(backend, args);
+    const auto agrees = [&](const Buffer& got, std::int64_t at, const std::vector<double>& want, double bound) {
+      const float* x = reinterpret_cast<const float*>(got.bytes.data()) + at * kIndexDim;
+      for (std::size_t i = 0; i < kIndexDim; ++i)
+        ASSERT_NEAR(x[i], want[i], (exact ? 1e-12 : root * (bound + 9 * 4 * kU)) + kU * std::abs(want[i]))
+            << backend.name() << " " << at << " " << i;
+    };
+    for (int t = 0; t < keys.tokens; ++t)
+      agrees(cache, keys.slots[static_cast<std::size_t>(t)], hadamard(keys.answer(t)), kKeyBound);
+    for (int t = 0; t < QueryProblem::kTokens; ++t)
+      for (int h = 0; h < QueryProblem::kHeads; ++h)
+        agrees(out, t * QueryProblem::kHeads + h, hadamard(queries.answer(t, h)), 12 * kU);
+  }
+}
+
+// Keys and queries are f32 here: each of the four vectors of two dot products is off by a rounding of its length.
+TEST(Hadamard, LeavesScoresAsTheyAre) {
+  const KeyProblem keys(9, RopeStyle::half_split, DType::f32);
+  const QueryProblem queries(RopeStyle::half_split, DType::f32);
+  constexpr int kHeads = QueryProblem::kHeads, kTokens = QueryProblem::kTokens;
+  const std::int64_t width = 2 * keys.tokens;
+  const Backend reference = Backend::reference();
+  const auto scores = [&](bool of_keys, bool of_queries) {
+    const Buffer cache = keys.cache(IndexFormat::f32), q(DType::f32, std::ssize(queries.q_values));
+    std::vector<float> weights(kTokens * kHeads), logits(static_cast<std::size_t>(kTokens * width));
+    WriteIndexKeysArgs key_args = keys.args(cache, IndexFormat::f32);
+    key_args.hadamard = of_keys;
+    write_index_keys(reference, key_args);
+    IndexQueryArgs query_args = queries.args(q, weights);
+    query_args.hadamard = of_queries;
+    index_queries(reference, query_args);
+    std::vector<std::int32_t> table, lengths(kTokens, static_cast<std::int32_t>(width));
+    for (std::int32_t page = 0; page < keys.pages(); ++page) table.push_back(page);
+    IndexScoreArgs args;
+    args.q = query_args.out_q, args.weights = query_args.out_weights;
+    args.paged = {key_args.cache, tensor(table.data(), {1, keys.pages()}), {}};
+    args.lengths = tensor(lengths.data(), {kTokens}), args.logits = tensor(logits.data(), {kTokens, width});
+    index_scores(reference, args, PoisonedWorkspace(index_scores_workspace_bytes(reference, {kTokens, kHeads, width})));
+    return logits;
+  };
+  const auto length = [](const std::vector<double>& x) {
+    return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.));
+  };
+  const std::vector<float> plain = scores(false, false), turned = scores(true, true), wrong = scores(true, false);
+  for (int t = 0; t < kTokens; ++t) {
+    double heads = 0;
+    for (int h = 0; h < kHeads; ++h)
+      heads += std::abs(queries.weight_values[static_cast<std::size_t>(t * kHeads + h)]) * 0.125 *
+               length(queries.answer(t, h));
+    for (int j = 0; j < keys.tokens; ++j) {
+      const std::size_t at = static_cast<std::size_t>(t * width + keys.slots[static_cast<std::size_t>(j)]);
+      EXPECT_NEAR(turned[at], plain[at], 4 * kU * heads * length(keys.answer(j)) + 2 * kU * std::abs(plain[at]));
+      EXPECT_NE(wrong[at], plain[at]);
+    }
+  }
 }
 
 // What the rope is for: the dot product of a rotated query and key depends on the distance of their positions alone.

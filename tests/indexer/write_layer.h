@@ -50,7 +50,7 @@ struct WriteLayer {
   }
   WriteIndexKeysArgs key_args(const Buffer& cache, ScaleRule rule) const {
     WriteIndexKeysArgs a = keys.args(cache, IndexFormat::fp8);
-    a.scale = rule, a.round_bf16 = kInput == DType::bf16;
+    a.scale = rule, a.hadamard = rule == ScaleRule::arbitrary, a.round_bf16 = kInput == DType::bf16;
     return a;
   }
   WriteLayerArgs args(const Buffer& kv, const Buffer& index, ScaleRule rule, std::vector<std::int32_t>& indices) const {

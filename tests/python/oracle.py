@@ -67,6 +67,11 @@ def rotate(x, positions, cos_sin, style):
     return y
 
 
+def hadamard(n):
+    """Sylvester's matrix, orthogonal: [n, n], n a power of two."""
+    return np.ones((1, 1)) if n == 1 else np.kron([[1, 1], [1, -1]], hadamard(n // 2)) / np.sqrt(2)
+
+
 def scores(q, weights, keys):
     """[heads, 128], [heads], [n, 128] -> [n]"""
     return weights.astype(np.float64) @ np.maximum(q.astype(np.float64) @ keys.astype(np.float64).T, 0)

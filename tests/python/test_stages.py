@@ -256,7 +256,8 @@ def decode_e4m3(codes):
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "fp8"])
 @pytest.mark.parametrize("style", ["half_split", "interleaved", "none"])
-def test_index_keys_round_trip(backend, rng, name, style):
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_index_keys_round_trip(backend, rng, name, style, hadamard):
     cache, tokens = index_cache(name), 4
     k = rng.standard_normal((tokens, 128)).astype(np.float32) + 0.5
     weight, bias = rng.standard_normal((2, 128)).astype(np.float32)
@@ -264,8 +265,10 @@ def test_index_keys_round_trip(backend, rng, name, style):
     cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     positions, slots = np.array([3, 0, 15, 7], np.int32), np.array([20, 3, 79, 16], np.int32)
     rope = sievemla.Rope("none") if style == "none" else sievemla.Rope(style, positions, cos_sin)
-    sievemla.write_index_keys(k, weight, bias, slots, cache, rope=rope, backend=backend)
+    sievemla.write_index_keys(k, weight, bias, slots, cache, rope=rope, hadamard=hadamard, backend=backend)
     want = oracle.rotate(oracle.layer_norm(k, weight, bias, 1e-6), positions, cos_sin, style)
+    if hadamard:
+        want = want @ oracle.hadamard(128)
     keys, scales = np.empty((tokens, 128), cache.pages.dtype), np.empty(tokens, np.float32)
     sievemla.gather_index_keys(cache, slots, keys, scales=scales if name == "fp8" else None, backend=backend)
     if name == "fp8":
@@ -288,13 +291,13 @@ def test_a_layers_writes_are_the_separate_steps(backend, rng):
     pages = np.zeros((2, PAGES, PAGE_SIZE, LATENT + ROPE), np.float32)
     caches = [sievemla.KvCache(p, "f32", LATENT, ROPE) for p in pages]
     index_caches, none = [index_cache("fp8"), index_cache("fp8")], sievemla.Rope("none")
-    keys = sievemla.IndexKeys(k, weight, bias, slots, index_caches[0], none)
+    keys = sievemla.IndexKeys(k, weight, bias, slots, index_caches[0], none, hadamard=True)
     sievemla.write_layer(
         latent, np.ones(LATENT, np.float32), slots, caches[0], latent_eps=1e-12, rope=none, rope_values=rope,
         keys=keys, indices=indices, backend=backend
     )  # fmt: skip
     sievemla.write_latent(latent, slots, caches[1], rope=rope, backend=backend)
-    sievemla.write_index_keys(k, weight, bias, slots, index_caches[1], rope=none, backend=backend)
+    sievemla.write_index_keys(k, weight, bias, slots, index_caches[1], rope=none, hadamard=True, backend=backend)
     assert (pages[0] == pages[1]).all() and pages[0].any()
     assert (index_caches[0].pages == index_caches[1].pages).all() and index_caches[0].pages.any()
     assert (indices == -1).all()

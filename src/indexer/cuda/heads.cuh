@@ -50,6 +50,37 @@ __device__ inline void round_to_bf16(HeadValues& x) {
   for (int i = 0; i < 4; ++i) x[i] = static_cast<double>(base::to_f32(base::to_bf16(static_cast<float>(x[i]))));
 }
 
+// As hadamard of indexer/head.h: bits 0 .. 4 of an element are the lane's, 5 and 6 its place there.
+__device__ inline void hadamard(HeadValues& x, int lane) {
+#pragma unroll 1
+  for (int bit = 1; bit < 32; bit *= 2)
+#pragma unroll
+    for (double& mine : x) {
+      const double other = __shfl_xor_sync(~0u, mine, bit);
+      mine = lane & bit ? other - mine : mine + other;
+    }
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const double a = x[i], b = x[i + bit];
+      x[i] = a + b, x[i + bit] = a - b;
+    }
+#pragma unroll
+  for (double& mine : x) mine *= kHadamardScale;
+}
+
+// Rope, and Hadamard where asked for.
+template <class Params>
+__device__ inline void turn(const Params& p, HeadValues& x, std::int64_t token, int lane) {
+  rotate(x, p.rope, token, lane);
+  if (p.round_bf16) round_to_bf16(x);
+  if (!p.hadamard) return;
+  hadamard(x, lane);
+  if (p.round_bf16) round_to_bf16(x);
+}
+
 // Rounds to f32, then to codes; returns the scale.
 __device__ inline float store_codes(const HeadValues& x, ScaleRule rule, float floor, unsigned char* out, int lane) {
   const float rounded[4] = {static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]),
@@ -86,8 +117,7 @@ __device__ inline void write_key(const WriteKeysParams& p, std::int64_t token, i
            static_cast<double>(cuda::load_real(p.bias, p.bias_f32, at * p.bias_step));
   }
   if (p.round_bf16) round_to_bf16(x);
-  rotate(x, p.rope, token, lane);
-  if (p.round_bf16) round_to_bf16(x);
+  turn(p, x, token, lane);
   const cuda::SlotPlace place(p.cache, slot);
   if (p.fp8) {
     const float key_scale = store_codes(x, p.rule, p.floor, place.page + place.offset * 128, lane);
@@ -123,8 +153,7 @@ __global__ void queries_kernel(const __grid_constant__ QueryParams p) {
   for (int i = 0; i < 4; ++i)
     x[i] = static_cast<double>(
         cuda::load_real(p.q, p.q_f32, token * p.q_token + head * p.q_head + (lane + 32 * i) * p.q_step));
-  rotate(x, p.rope, token, lane);
-  if (p.round_bf16) round_to_bf16(x);
+  turn(p, x, token, lane);
   const std::int64_t out = token * p.out_token + head * p.out_head;
   float scale = 1.f;
   if (p.fp8) scale = store_codes(x, p.rule, p.floor, static_cast<unsigned char*>(p.out) + out, lane);

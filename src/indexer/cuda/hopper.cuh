@@ -405,9 +405,10 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_co
 
 // ---- few rows: warp groups hold the heads of rows that share keys, and keys come through a ring -----
 
-// A warp of its own fetches keys, 64 a slot, for all warp groups of the CTA in turn.
-template <int Groups, int Slots>
+// A warp of its own fetches keys, 64 a slot, for all warp groups of the CTA in turn. Ctas: of a multiprocessor.
+template <int Ctas, int Groups, int Slots>
 struct RingTile {
+  static constexpr int kCtas = Ctas;
   static constexpr int kGroups = Groups, kSlots = Slots, kConsumers = 128 * Groups, kThreads = kConsumers + 32;
   static_assert(Slots % Groups == 0, "a slot is one group's: another might wait for a phase that is two away");
 };
@@ -544,15 +545,10 @@ struct KeyUse {
     cuda::barrier_sync(1, Tile::kConsumers);  // its heads are there, and the unit before is done
     if (more) heads_of(first_row + fold, fold, blocks, buffer ^ 1);
     const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
-    const Weights<Columns> first_weights(s.weights[buffer][0], lane);
-    int tile = begin + turn;
-    ProductKeys keys, next;
-    if (tile < end) keys = take();
-    // The next tile's keys go to registers while the tensor cores multiply these.
 #pragma unroll 1
-    for (; tile < end; keys = next) {
+    for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
+      const ProductKeys keys = take();
       const int first = tile * kProductKeys + warp * 16 + Mine<Columns>::key(lane);
-      tile += Tile::kGroups;
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
         float d[Columns::kColumns / 2];
@@ -560,10 +556,8 @@ struct KeyUse {
         const int at = i * Columns::kRows + my_row;
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
-        const Weights<Columns> weights = kOne ? first_weights : Weights<Columns>(s.weights[buffer][i], lane);
-        if (i + 1 == blocks && tile < end) next = take();
         cuda::wgmma_wait<0>();
-        sum_heads<Columns>(d, weights, keys.scale, lane, [&](int on, float score) {
+        sum_heads<Columns>(d, Weights<Columns>(s.weights[buffer][i], lane), keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });
       }
@@ -574,7 +568,8 @@ struct KeyUse {
 };
 
 template <class Arch, class Tile, class Columns, int Blocks>
-__global__ __launch_bounds__(Tile::kThreads, 1) void ring_kernel(const __grid_constant__ CudaScoreParams p, int fold) {
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void ring_kernel(const __grid_constant__ CudaScoreParams p,
+                                                                           int fold) {
   using Smem = RingSmem<Tile, Columns, Blocks>;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<Smem*>(smem);

@@ -75,7 +75,7 @@ WriteKeysParams params_of(const WriteIndexKeysArgs& args) {
   p.weight = args.norm_weight.data, p.weight_f32 = args.norm_weight.dtype == DType::f32;
   p.weight_step = args.norm_weight.step(0);
   p.bias = args.norm_bias.data, p.bias_f32 = args.norm_bias.dtype == DType::f32, p.bias_step = args.norm_bias.step(0);
-  p.eps = args.norm_eps, p.rope = rope_of(args.rope), p.round_bf16 = args.round_bf16;
+  p.eps = args.norm_eps, p.rope = rope_of(args.rope), p.hadamard = args.hadamard, p.round_bf16 = args.round_bf16;
   return p;
 }
 
@@ -210,7 +210,8 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   p.q_token = args.q.step(0), p.q_head = args.q.step(1), p.q_step = args.q.step(2);
   p.weights = args.weights.data, p.weights_f32 = args.weights.dtype == DType::f32;
   p.weights_token = args.weights.step(0), p.weights_head = args.weights.step(1);
-  p.weight_scale = args.weight_scale, p.rope = rope_of(args.rope), p.round_bf16 = args.round_bf16;
+  p.weight_scale = args.weight_scale, p.rope = rope_of(args.rope);
+  p.hadamard = args.hadamard, p.round_bf16 = args.round_bf16;
   p.rule = args.scale, p.floor = kv::kIndexQueryFloor, p.fp8 = args.out_q.dtype == DType::u8;
   p.out = args.out_q.data, p.out_token = args.out_q.step(0), p.out_head = args.out_q.step(1);
   p.out_weights = static_cast<float*>(args.out_weights.data);

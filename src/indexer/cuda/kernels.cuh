@@ -29,9 +29,9 @@ HeldKernel rows_kernel_of() {
 }
 template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
-  static_assert(sizeof(RingSmem<Tile, Columns, Blocks>) <= Arch::kSmemBytes);
+  static_assert(Tile::kCtas * (sizeof(RingSmem<Tile, Columns, Blocks>) + 1024) <= Arch::kSmemBytes + 1024);
   static_assert(Blocks * Columns::kRows == (Columns::kRows == 1 ? 1 : kMostFold));
-  return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>), Tile::kThreads, 1,
+  return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>), Tile::kThreads, Tile::kCtas,
           [](int, int) { return static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)); }};
 }
 
@@ -41,13 +41,14 @@ ConfigKernels make_kernels() {
   kernels.sm = Arch::kSm;
   if constexpr (Arch::kWarpgroupMma) {
     using Tile = RowsTile<9, 4>;
-    using Ring = RingTile<2, 8>;
+    using OneRow = RingTile<2, 2, 8>;
+    using SomeRows = RingTile<1, 2, 8>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
-    kernels.pass[0][0] = ring_kernel_of<Arch, Ring, Columns<32, 1>, 1>();
-    kernels.pass[0][1] = ring_kernel_of<Arch, Ring, Columns<64, 1>, 1>();
-    kernels.pass[1][0] = ring_kernel_of<Arch, Ring, Columns<32, 4>, 2>();
-    kernels.pass[1][1] = ring_kernel_of<Arch, Ring, Columns<64, 2>, 4>();
+    kernels.pass[0][0] = ring_kernel_of<Arch, OneRow, Columns<32, 1>, 1>();
+    kernels.pass[0][1] = ring_kernel_of<Arch, OneRow, Columns<64, 1>, 1>();
+    kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();
+    kernels.pass[1][1] = ring_kernel_of<Arch, SomeRows, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, 4>;
     using Pass = std::conditional_t<Arch::kFp8Mma, PassTile<Arch, 4, 2, 4, false>, PassTile<Arch, 4, 3, 2, true>>;

@@ -64,7 +64,7 @@ struct WriteKeysParams {
   std::int64_t k_row, k_step, weight_step, bias_step;
   float eps;
   CudaRope rope;
-  bool round_bf16;
+  bool hadamard, round_bf16;
 };
 // `latent` and `keys` as the separate writers get them; keys.k null: none.
 struct WriteLayerParams {
@@ -87,7 +87,7 @@ struct QueryParams {
   std::int64_t q_token, q_head, q_step, weights_token, weights_head;
   float weight_scale;
   CudaRope rope;
-  bool round_bf16;
+  bool hadamard, round_bf16;
   ScaleRule rule;
   float floor;
   bool fp8;  // else bf16
