@@ -487,18 +487,9 @@ struct Attention {
     store_all(to);
     if (p.merge != Merge::last) return;
 
-    // Store, fence, count; whoever counts last sees all parts and merges them.
-    __threadfence();
-    __syncthreads();
-    unsigned* ticket = p.tickets + static_cast<std::int64_t>(part.unit) * groups + cta_group;
-    if (thread == 0) s.is_last = atomicAdd(ticket, 1u) == static_cast<unsigned>(part.parts - 1);
-    __syncthreads();
-    if (!s.is_last) return;
-    if (thread == 0) *ticket = 0;
-    __threadfence();
     static_assert(sizeof(s.scores) >= kMergeBytes / kHeadBytes * sizeof(float));
-    merge_heads(p, part, cta_group, groups, Tile::kCtaHeads, 0, Tile::kCtaHeads, &s.scores[0][0][0][0], s.out_at,
-                Tile::kThreads, [] { __syncthreads(); });
+    merge_if_last(p, part, cta_group, groups, Tile::kCtaHeads, s.is_last, &s.scores[0][0][0][0], s.out_at,
+                  Tile::kThreads, [] { __syncthreads(); });
   }
 
   // O takes in a tile: rescale, V^T P^T, and once more with the residue of P where some of it is heavy.

@@ -559,18 +559,9 @@ struct FewHeads {
     }
     if (part.parts == 1 || p.merge != Merge::last) return;
 
-    // Store, fence, count; whoever counts last sees all parts and merges them.
-    __threadfence();
-    sync_all();
-    unsigned* ticket = p.tickets + static_cast<std::int64_t>(part.unit) * groups + cta_group;
-    if (thread == 0) s.is_last = atomicAdd(ticket, 1u) == static_cast<unsigned>(part.parts - 1);
-    sync_all();
-    if (!s.is_last) return;
-    if (thread == 0) *ticket = 0;
-    __threadfence();
     static_assert(sizeof(s.shares) >= kMergeBytes / kHeadBytes * sizeof(float));
-    merge_heads(p, part, cta_group, groups, kHeads, 0, kHeads, s.shares[0][0], s.out_at, kConsumers,
-                [] { sync_all(); });
+    merge_if_last(p, part, cta_group, groups, kHeads, s.is_last, s.shares[0][0], s.out_at, kConsumers,
+                  [] { sync_all(); });
   }
 };
 

@@ -77,17 +77,26 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
   }
 }
 
-// Merges heads [first, first + count) of a head group: 128 threads a head, four columns each. All threads of the CTA
-// call, or its first `threads`, which `barrier` then joins. Partials were written by other CTAs: they are read past L1.
-// s_weight holds parts * count floats, s_out_at[h] is where head first + h starts in out.
+// Whoever counts last merges a head group of a unit: 128 threads a head, four columns each. All threads of the CTA call
+// once its part is stored, or its first `threads`, which `barrier` then joins. Partials of other CTAs are read past L1.
+// s_weight holds parts * group_heads floats, s_out_at[h] is where head h of the group starts in out.
 template <class Barrier>
-__device__ inline void merge_heads(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
-                                   int first, int count, float* s_weight, const std::int64_t* s_out_at, int threads,
-                                   Barrier barrier) {
+__device__ inline void merge_if_last(const CudaParams& p, const Part& part, int group, int groups, int group_heads,
+                                     int& s_is_last, float* s_weight, const std::int64_t* s_out_at, int threads,
+                                     Barrier barrier) {
   const int thread = threadIdx.x, parts = part.parts;
+  __threadfence();
+  barrier();
+  unsigned* const ticket = p.tickets + static_cast<std::int64_t>(part.unit) * groups + group;
+  if (thread == 0) s_is_last = atomicAdd(ticket, 1u) == static_cast<unsigned>(parts - 1);
+  barrier();
+  if (!s_is_last) return;
+  if (thread == 0) *ticket = 0;
+  __threadfence();
+
   const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // rows from one part to the next
-  const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads + first;
-  const int heads = min(count, p.fold * p.heads - group * group_heads - first);
+  const std::int64_t base = (static_cast<std::int64_t>(part.first_item) * groups + group) * group_heads;
+  const int heads = min(group_heads, p.fold * p.heads - group * group_heads);
 
   // s_weight[head][part]: first the part's log2, then its weight.
 #pragma unroll 1
@@ -110,7 +119,7 @@ __device__ inline void merge_heads(const CudaParams& p, const Part& part, int gr
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (h >= heads) continue;
-    const HeadPlace at = place_of(p, part.unit, group * group_heads + first + h);
+    const HeadPlace at = place_of(p, part.unit, group * group_heads + h);
     const float inverse = inverse_with_sink(p, sum, shift, at.head);
     if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
 #pragma unroll 1
@@ -178,12 +187,34 @@ __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int 
 
 // ---- a kernel of its own ----------------------------------------------------------------------------
 
+// What each part of a head has to be multiplied with, into s_weight; lse. A warp calls.
+__device__ inline void weigh_parts(const CudaParams& p, const float* log2s, std::int64_t step, int parts, HeadPlace at,
+                                   bool tells, float* s_weight) {
+  const int lane = threadIdx.x % 32;
+  float peak = -INFINITY, total = 0.f;
+#pragma unroll 1
+  for (int i = lane; i < parts; i += 32) peak = fmaxf(peak, s_weight[i] = __ldcg(log2s + i * step));
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+  const float shift = peak == -INFINITY ? 0.f : peak;
+#pragma unroll 1
+  for (int i = lane; i < parts; i += 32) total += s_weight[i] = cuda::exp2_approx(s_weight[i] - shift);
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+  const float inverse = inverse_with_sink(p, total, shift, at.head);
+#pragma unroll 1
+  for (int i = lane; i < parts; i += 32) s_weight[i] *= inverse;
+  if (p.lse && tells && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+}
+
 // A CTA adds up 512 / gridDim.y columns of a head: a warp 128 of them over some of the parts, every other, every fourth
-// or every eighth; what these found is added up in shared memory. Loads wait for nothing but the kernel before.
+// or every eighth; what these found is added up in shared memory. Loads wait for nothing but the kernel before. One
+// warp reads what all of them weigh by: few places, which all CTAs read at once.
 template <class Arch>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ CudaParams p, int groups, int group_heads) {
   constexpr int kAhead = 4, kWarps = kMergeThreads / 32;
+  __shared__ float s_weight[kMergeParts];
   __shared__ float4 s_sums[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int blocks = 4 / static_cast<int>(gridDim.y), block = warp % blocks, share = warp / blocks,
@@ -199,43 +230,26 @@ __global__ void __launch_bounds__(kMergeThreads)
   if (part.parts <= 1) return;  // written by its only part
   const std::int64_t base =
       static_cast<std::int64_t>(part.first_item) * step + group * group_heads + head % group_heads;
-  const float* const log2s = p.partial_log2 + base;
   const float* const partial = p.partial + base * 512 + column;
 
   float4 x[kAhead];
-  float log2[kAhead];
   const auto load = [&](int first) {
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int i = first + k * shares;
-      log2[k] = i < part.parts ? __ldcg(log2s + i * step) : -INFINITY;
-      if (i < part.parts) x[k] = __ldcg(reinterpret_cast<const float4*>(partial + i * step * 512));
-    }
+    for (int k = 0; k < kAhead; ++k)
+      if (const int i = first + k * shares; i < part.parts)
+        x[k] = __ldcg(reinterpret_cast<const float4*>(partial + i * step * 512));
   };
   load(share);
-  const float mine = lane < part.parts ? __ldcg(log2s + lane * step) : -INFINITY;
-  float peak = mine;
-#pragma unroll 1
-  for (int i = lane + 32; i < part.parts; i += 32) peak = fmaxf(peak, __ldcg(log2s + i * step));
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-  const float shift = peak == -INFINITY ? 0.f : peak;
-  float total = cuda::exp2_approx(mine - shift);
-#pragma unroll 1
-  for (int i = lane + 32; i < part.parts; i += 32) total += cuda::exp2_approx(__ldcg(log2s + i * step) - shift);
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
-  const float inverse = inverse_with_sink(p, total, shift, at.head);
-  if (p.lse && column == 0 && share == 0)
-    p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
-
+  if (warp == 0) weigh_parts(p, p.partial_log2 + base, step, part.parts, at, blockIdx.y == 0, s_weight);
+  __syncthreads();
   float4 sum = {};
 #pragma unroll 1
   for (int i = share; i < part.parts; i += kAhead * shares) {
     if (i > share) load(i);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const float weight = cuda::exp2_approx(log2[k] - shift) * inverse;
+      const int which = i + k * shares;
+      const float weight = which < part.parts ? s_weight[which] : 0.f;
       if (weight != 0.f)  // an empty part has no row: what lies there may be NaN
         sum.x += weight * x[k].x, sum.y += weight * x[k].y, sum.z += weight * x[k].z, sum.w += weight * x[k].w;
     }
