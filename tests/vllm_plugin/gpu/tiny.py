@@ -187,10 +187,15 @@ def sleep_and_wake(llm, prompts: list, params, results: list) -> None:
 
 
 def offload_and_reload(llm, prompts: list, params) -> None:
-    """Whole pages from the GPU's cache, then, after that is dropped, the same pages from the CPU's."""
-    here, cached = generate(llm, prompts, params)
+    """Whole pages from the GPU's cache, then, after that is dropped, the same pages from the CPU's. One prompt at a time:
+    what is computed together with it changes its bits."""
+    def each() -> tuple[list, list[int]]:
+        one = [generate(llm, [prompt], params) for prompt in prompts]
+        return [results[0] for results, _ in one], [cached[0] for _, cached in one]
+
+    here, cached = each()
     llm.reset_prefix_cache()
-    back, reloaded = generate(llm, prompts, params)
+    back, reloaded = each()
     apart = [max(abs(u - v) for u, v in zip(x["logprobs"], y["logprobs"])) for x, y in zip(here, back)]
     print(f"OFFLOAD tokens cached {cached}, reloaded from the CPU {reloaded}, equal tokens "
           f"{[x['tokens'] == y['tokens'] for x, y in zip(here, back)]}, |dlogp| {apart}", flush=True)

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+"""collect.py LOG [KEY=VALUE...] -- what gpu.sh printed, as JSON: docs/measurements/vllm-h200.json. KEY=VALUE: of the run."""
+import json
+import re
+import sys
+
+
+def number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def main() -> None:
+    text = open(sys.argv[1]).read()
+    made = {"run": dict(pair.split("=", 1) for pair in sys.argv[2:]), "engines": {}, "pairs": [], "shadow": {},
+            "steps_us": {}, "restated": {}, "said": {}}
+    for name, status, seconds in re.findall(r"^(\S+): exit (\d+) after (\d+) s$", text, re.M):
+        made["engines"][name] = {"exit": int(status), "seconds": int(seconds)}
+    for name, body in re.findall(r"^== (\S+)\n(.*?)(?=^== |^COMPARE |\Z)", text, re.M | re.S):
+        engine = made["engines"].setdefault(name, {})
+        if found := re.search(r"^RESULT \[(.*?)\] (\S+) ", body, re.M):
+            engine |= {"backends": found[1].replace("'", ""), "kv": found[2]}
+        for what, value, calls in re.findall(r"^SHADOW (.*): worst (\S+) of (\d+) calls$", body, re.M):
+            made["shadow"].setdefault(name, {})[what] = {"worst": number(value), "calls": int(calls)}
+        for batch, *times in re.findall(r"^STEP .* batch (\d+): median (\S+) us, least (\S+), ninth of ten (\S+)$", body,
+                                        re.M):
+            made["steps_us"].setdefault(name, {})[batch] = dict(zip(("median", "least", "p90"), map(number, times)))
+        for said in re.findall(r"^(?:MEMORY|SLEEP|OFFLOAD) .*$", body, re.M):
+            made["said"].setdefault(name, []).append(said)
+        for count, how in re.findall(r"(\d+) (passed|failed|skipped)", body if name == "restated" else ""):
+            made["restated"][how] = int(count)
+    for one, other, length, mean, p99, most, equal in re.findall(
+        r"^COMPARE (\S+)\.json (\S+)\.json (\d+): prompt \|dlogp\| mean (\S+) p99 (\S+) max (\S+); equal tokens (\S+)$",
+        text, re.M,
+    ):
+        pair = {"pair": [one, other], "prompt": int(length), "equal_tokens": equal}
+        made["pairs"].append(pair if mean == "nan" else pair | {"mean": number(mean), "p99": number(p99),
+                                                                "max": number(most)})
+    print(re.sub(r"\{\n\s+([^{}]*?)\n\s*\}", lambda at: "{" + re.sub(r"\n\s+", " ", at[1]) + "}", json.dumps(made, indent=1)))
+
+
+if __name__ == "__main__":
+    main()
