@@ -2,8 +2,9 @@
 // Copyright The SieveMLA authors
 // bench/chain_cuda.cu -- times the library's decode stages one after another on a CUDA device.
 //
-//   chain_cuda [KEY...]   keys of the peer benchmark, chain.* and step.*; with .graph inside a CUDA graph. The selected
-//                         ids are compared with the reference's first: exit 1 on a difference. Stages alone, too.
+//   chain_cuda [KEY...]   keys of the peer benchmark, chain.*, step.* and select.*; with .graph inside a CUDA graph.
+//                         The selected ids are compared with the reference's first: exit 1 on a difference. Stages
+//                         alone, too.
 //   nvcc -std=c++20 -O3 -arch=sm_90 -Iinclude bench/chain_cuda.cu BUILD/src/libsievemla.a -lgomp -o chain_cuda
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "cuda_timer.cuh"
 #include "sievemla/attention.h"
 #include "sievemla/indexer.h"
+#include "sievemla/pipeline.h"
 #include "sievemla/topk.h"
 
 namespace {
@@ -149,8 +151,41 @@ struct Chain {
   }
 };
 
+// Scores and selection of many rows of one request, in the default budget; the ids are compared with those from all
+// scores at once.
+int run_prefill(const std::string& key, Timer& timer, std::int64_t h, std::int64_t rows, std::int64_t keys,
+                std::int64_t k) {
+  Chain chain(h, 0, 1, keys, k);  // for its keys
+  const Backend& backend = chain.backend;
+  SelectArgs args;
+  args.score = chain.score, args.score.logits = {}, args.width = keys;
+  args.score.q = device_tensor<std::uint8_t>({rows, h, kIndexDim});
+  args.score.weights = device_tensor<float>({rows, h});
+  fill_all(args.score.q, kCodes, 0, 11), fill_all(args.score.weights, kUnit, kOne, 12);
+  const std::vector<int> lengths(static_cast<std::size_t>(rows), static_cast<int>(keys));
+  args.score.lengths = device_tensor<int>({rows});
+  GOOD(cudaMemcpy(args.score.lengths.data, lengths.data(), lengths.size() * 4, cudaMemcpyHostToDevice));
+  args.positions = device_tensor<int>({rows, k});
+  std::vector<int> ids[2];
+  Workspace workspace;
+  for (const bool whole : {true, false}) {
+    args.score_budget_bytes = whole ? rows * keys * 4 : kScoreBudgetBytes;
+    workspace = chain.workspace(select_workspace_bytes(backend, {rows, h, keys, k, args.score_budget_bytes}));
+    GOOD(cudaMemset(args.positions.data, 0x7F, static_cast<std::size_t>(rows * k * 4)));
+    select(backend, args, workspace);
+    ids[whole].resize(static_cast<std::size_t>(rows * k));
+    GOOD(cudaMemcpy(ids[whole].data(), args.positions.data, ids[whole].size() * 4, cudaMemcpyDeviceToHost));
+  }
+  const bool right = ids[0] == ids[1];
+  const Timed time = timer.flushed([&](cudaStream_t s) { select(backend, args, workspace, {s}); });
+  std::printf("%s: %.1f us%s\n", key.c_str(), time.us, right ? "" : ", WRONG IDS");
+  return right ? 0 : 1;
+}
+
 int run(const std::string& key, Timer& timer) {
   long h = 0, H = 0, b = 0, ctx = 0, k = 0;
+  if (std::sscanf(key.c_str(), "select.prefill.fp8.h%ld.s%ld.kv%ld.k%ld", &h, &b, &ctx, &k) == 4)
+    return run_prefill(key, timer, h, b, ctx, k);
   if (std::sscanf(key.c_str(), "chain.fp8.h%ld.b%ld.ctx%ld.k%ld", &h, &b, &ctx, &k) != 4 &&
       std::sscanf(key.c_str(), "step.fp8.h%ld.H%ld.b%ld.ctx%ld.k%ld", &h, &H, &b, &ctx, &k) != 5) {
     std::printf("no such key: %s\n", key.c_str());
@@ -176,7 +211,8 @@ int main(int argc, char** argv) {
   std::vector<std::string> keys(argv + 1, argv + argc);
   if (keys.empty())
     keys = {"chain.fp8.h32.b1.ctx131072.k2048.graph", "chain.fp8.h32.b64.ctx65536.k2048",
-            "step.fp8.h32.H64.b1.ctx131072.k2048.graph", "step.fp8.h32.H64.b64.ctx65536.k2048"};
+            "step.fp8.h32.H64.b1.ctx131072.k2048.graph", "step.fp8.h32.H64.b64.ctx65536.k2048",
+            "select.prefill.fp8.h32.s4096.kv131072.k2048"};
   Timer timer;
   int worst = 0;
   for (const std::string& key : keys) worst = std::max(worst, run(key, timer));

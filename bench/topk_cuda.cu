@@ -23,6 +23,7 @@ using namespace sievemla::stage::topk;
 
 struct Arch {
   static constexpr int kSm = 90, kSmemBytes = 99 * 1024;
+  static constexpr bool kWarpgroupMma = false;  // no rows of candidates
 };
 const ConfigKernels kKernels = make_kernels<Arch>();
 

@@ -28,6 +28,9 @@ struct Selection {
   const stage::indexer::IndexScoresKernel& scores;
   const stage::topk::TopkKernel& topk;
   const stage::topk::CandidatesKernel* candidates;  // null: nothing is sent
+  // Both, or neither: by candidates (base/candidates.h) instead of all scores.
+  const stage::indexer::IndexCandidatesKernel* score_candidates;
+  const stage::topk::ChooseKernel* choose;
 };
 Selection admit(const Backend& backend, const SelectArgs& args, Workspace workspace);
 void run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace, Stream stream);

@@ -2,14 +2,22 @@
 // Copyright The SieveMLA authors
 // src/api/select.cc -- scores and selection together, by chunks of rows in a fixed byte budget.
 //
-// Workspace: both stages share its front; the scores of a chunk lie behind.
+//   by scores      of a chunk of rows all scores are kept, then selected from
+//   by candidates  a threshold is guessed from a sample of the keys, the scores that reach it are kept, and selected
+//                  from. Rows for which the guess was bad go by scores. A chunk has more rows, and few scores are
+//                  written. On devices that have the kernels, where rows are long and many.
+//
+// Workspace: both stages share its front; the scores or candidates of a chunk lie behind.
 #include "sievemla/pipeline.h"
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
+#include <type_traits>
 
 #include "api/checks.h"
 #include "api/rules.h"
+#include "base/candidates.h"
 #include "base/scratch.h"
 #include "sievemla/error.h"
 
@@ -29,10 +37,12 @@ TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t n) {
 // ---- a selection, cut into chunks of rows -----------------------------------------------------------
 
 struct Plan {
-  std::int64_t stride;       // of a row of scores, in elements: rows start on 16 bytes
-  std::int64_t chunk;        // most rows whose scores are kept at a time
-  std::int64_t stage_bytes;  // the workspace's front
-  std::int64_t bytes;        // all of it; grows with every bound
+  std::int64_t stride;          // of a row of scores, in elements: rows start on 16 bytes
+  std::int64_t chunk;           // most rows whose scores are kept at a time
+  std::int64_t candidate_rows;  // most rows whose candidates are
+  std::int64_t left;            // where the lengths of rows are kept that have none
+  std::int64_t stage_bytes;     // the workspace's front
+  std::int64_t bytes;           // all of it; grows with every bound
 };
 
 Plan plan_of(const Backend& backend, const SelectBounds& bounds) {
@@ -42,9 +52,15 @@ Plan plan_of(const Backend& backend, const SelectBounds& bounds) {
   const std::int64_t selecting = topk_workspace_bytes(backend, {bounds.rows, bounds.width, bounds.k});
   const std::int64_t stride = round_up(std::max<std::int64_t>(bounds.width, 1), 4);
   const std::int64_t row_bytes = stride * size_of(DType::f32), fit = bounds.score_budget_bytes / row_bytes;
-  const std::int64_t stage_bytes = round_up(std::max(scoring, selecting), kWorkspaceAlign);
+  const std::int64_t left = round_up(std::max(scoring, selecting), kWorkspaceAlign);
+  const std::int64_t stage_bytes =
+      left + (backend.kind() == BackendKind::cuda ? round_up(bounds.rows * size_of(DType::i32), kWorkspaceAlign) : 0);
   return {
-      stride, std::clamp<std::int64_t>(bounds.rows, 1, std::max<std::int64_t>(fit, 1)), stage_bytes,
+      stride,
+      std::clamp<std::int64_t>(bounds.rows, 1, std::max<std::int64_t>(fit, 1)),
+      bounds.score_budget_bytes / static_cast<std::int64_t>(sizeof(base::CandidateRow)),
+      left,
+      stage_bytes,
       stage_bytes + (bounds.rows <= fit ? bounds.rows * row_bytes : std::max(bounds.score_budget_bytes, row_bytes))};
 }
 
@@ -91,6 +107,15 @@ void cut_requests(RequestMap& map, std::int64_t begin, std::int64_t n, std::int6
   else map.block_table = rows_of(map.block_table, begin / dealt, std::max<std::int64_t>(n / dealt, 1));
 }
 
+// Chunks of rows [begin, end): f(the first, how many).
+template <class F>
+void each_chunk(std::int64_t begin, std::int64_t end, std::int64_t most, std::int64_t dealt, F&& f) {
+  for (std::int64_t n; begin < end; begin += n) {
+    n = chunk_rows(begin, std::min(most, end - begin), dealt);
+    f(begin, n);
+  }
+}
+
 Calls rows_of(Calls calls, std::int64_t begin, std::int64_t n, std::int64_t dealt) {
   auto& [score, topk, candidates] = calls;
   for (TensorView* view : {&score.q, &score.weights, &score.lengths, &score.contiguous.starts, &topk.lengths,
@@ -103,6 +128,17 @@ Calls rows_of(Calls calls, std::int64_t begin, std::int64_t n, std::int64_t deal
   candidates.local = candidates.positions = topk.positions;
   return calls;
 }
+
+// The first kernel that serves the call, if one does.
+template <class Args>
+const base::Kernel<Args>* serves(std::span<const base::Kernel<Args>> rows, const Backend& backend,
+                                 const std::type_identity_t<Args>& args) {
+  for (const auto& row : rows)
+    if (row.backend == backend.kind() && base::lack_of(row, args).empty()) return &row;
+  return nullptr;
+}
+
+constexpr std::int64_t kLeastCandidateRows = 256;  // of a chunk: fewer are not worth it
 
 SelectBounds bounds_of(const SelectArgs& args) {
   const std::int64_t k = args.positions ? args.positions.dim(1) : args.slots.dim(1);
@@ -121,8 +157,15 @@ api::Selection api::admit(const Backend& backend, const SelectArgs& args, Worksp
   const Workspace front{workspace.data, plan.stage_bytes};
   const Calls calls = all_rows(args, plan, workspace);
   rows_dealt(args);
-  return {admit(backend, calls.score, front), admit(backend, calls.topk, front),
-          args.selected_scores ? &admit(backend, calls.candidates) : nullptr};
+  Selection kernels{admit(backend, calls.score, front), admit(backend, calls.topk, front),
+                    args.selected_scores ? &admit(backend, calls.candidates) : nullptr, nullptr, nullptr};
+  // What ranks exchange is read from all scores.
+  if (!kernels.candidates && plan.chunk < args.score.q.dim(0) && plan.candidate_rows >= kLeastCandidateRows) {
+    kernels.score_candidates = serves(stage::indexer::index_candidates_kernels(), backend, {calls.score, {}, {}});
+    kernels.choose = serves(stage::topk::choose_kernels(), backend, {calls.topk, {}, {}, {}});
+    if (!kernels.choose) kernels.score_candidates = nullptr;
+  }
+  return kernels;
 }
 
 void api::run(const Backend& backend, const Selection& kernels, const SelectArgs& args, Workspace workspace,
@@ -133,13 +176,35 @@ void api::run(const Backend& backend, const Selection& kernels, const SelectArgs
   const base::Exec exec{backend, {workspace.data, plan.stage_bytes}, stream};
   const Calls all = all_rows(args, plan, workspace);
   const std::int64_t dealt = rows_dealt(args);
-  for (std::int64_t begin = 0, n; begin < bounds.rows; begin += n) {
-    n = chunk_rows(begin, std::min(plan.chunk, bounds.rows - begin), dealt);
-    const Calls chunk = rows_of(all, begin, n, dealt);
-    kernels.scores.run(chunk.score, exec);
-    kernels.topk.run(chunk.topk, exec);
-    if (kernels.candidates) kernels.candidates->run(chunk.candidates, exec);
+  if (!kernels.score_candidates) {
+    each_chunk(0, bounds.rows, plan.chunk, dealt, [&](std::int64_t begin, std::int64_t n) {
+      const Calls chunk = rows_of(all, begin, n, dealt);
+      kernels.scores.run(chunk.score, exec);
+      kernels.topk.run(chunk.topk, exec);
+      if (kernels.candidates) kernels.candidates->run(chunk.candidates, exec);
+    });
+    return;
   }
+  using stage::topk::CandidateStep;
+  auto* const space = static_cast<std::byte*>(workspace.data);
+  auto* const candidates = reinterpret_cast<base::CandidateRow*>(space + plan.stage_bytes);
+  const TensorView left =
+      tensor(reinterpret_cast<std::int32_t*>(space + plan.left), {bounds.rows}, args.score.q.device);
+  each_chunk(0, bounds.rows, plan.candidate_rows, dealt, [&](std::int64_t first, std::int64_t rows) {
+    const Calls chunk = rows_of(all, first, rows, dealt);
+    const TensorView rest = rows_of(left, first, rows);
+    kernels.score_candidates->run({chunk.score, candidates, true}, exec);
+    kernels.choose->run({chunk.topk, CandidateStep::guess, candidates, rest}, exec);
+    kernels.score_candidates->run({chunk.score, candidates, false}, exec);
+    kernels.choose->run({chunk.topk, CandidateStep::choose, candidates, rest}, exec);
+  });
+  // Rows of which there is nothing left have length 0 here, and are not touched.
+  each_chunk(0, bounds.rows, plan.chunk, dealt, [&](std::int64_t begin, std::int64_t n) {
+    Calls chunk = rows_of(all, begin, n, dealt);
+    chunk.score.lengths = chunk.topk.lengths = rows_of(left, begin, n);
+    kernels.scores.run(chunk.score, exec);
+    kernels.choose->run({chunk.topk, CandidateStep::rest, nullptr, chunk.topk.lengths}, exec);
+  });
 }
 
 void select(const Backend& backend, const SelectArgs& args, Workspace workspace, Stream stream) {

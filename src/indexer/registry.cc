@@ -83,11 +83,20 @@ constexpr IndexScoresKernel kIndexScores[] = {
      index_scores_reference_bytes},
 };
 
+#if SIEVEMLA_WITH_CUDA
+constexpr IndexCandidatesKernel kIndexCandidates[] = {{"index_candidates_cuda", BackendKind::cuda,
+                                                       "an NVIDIA GPU of sm_90", cuda::any_device,
+                                                       index_candidates_cuda_lacks, index_candidates_cuda, nullptr}};
+#else
+constexpr std::span<const IndexCandidatesKernel> kIndexCandidates;
+#endif
+
 }  // namespace
 
 std::span<const WriteIndexKeysKernel> write_index_keys_kernels() { return kWriteIndexKeys; }
 std::span<const WriteLayerKernel> write_layer_kernels() { return kWriteLayer; }
 std::span<const IndexQueriesKernel> index_queries_kernels() { return kIndexQueries; }
 std::span<const IndexScoresKernel> index_scores_kernels() { return kIndexScores; }
+std::span<const IndexCandidatesKernel> index_candidates_kernels() { return kIndexCandidates; }
 
 }  // namespace sievemla::stage::indexer

@@ -78,6 +78,12 @@ constexpr ShardSlotsKernel kShardSlots[] = {
     {"shard_slots_cpu", BackendKind::cpu, "", nullptr, nullptr, shard_slots_cpu, nullptr},
     {"shard_slots_reference", BackendKind::reference, "", nullptr, nullptr, shard_slots_reference, nullptr},
 };
+#if SIEVEMLA_WITH_CUDA
+constexpr ChooseKernel kChoose[] = {{"choose_cuda", BackendKind::cuda, "an NVIDIA GPU of sm_90", cuda::any_device,
+                                     choose_cuda_lacks, choose_cuda, nullptr}};
+#else
+constexpr std::span<const ChooseKernel> kChoose;
+#endif
 
 }  // namespace
 
@@ -87,5 +93,6 @@ std::span<const ExpandPoolsKernel> expand_pools_kernels() { return kExpandPools;
 std::span<const CandidatesKernel> topk_candidates_kernels() { return kCandidates; }
 std::span<const MergeTopkKernel> merge_topk_kernels() { return kMergeTopk; }
 std::span<const ShardSlotsKernel> shard_slots_kernels() { return kShardSlots; }
+std::span<const ChooseKernel> choose_kernels() { return kChoose; }
 
 }  // namespace sievemla::stage::topk

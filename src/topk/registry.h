@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/candidates.h"
 #include "base/registry.h"
 #include "sievemla/context_parallel.h"
 #include "sievemla/topk.h"
@@ -17,12 +18,26 @@ struct PositionsToSlotsArgs {
   TensorView slots;
 };
 
+// The selection from rows of candidates, in its steps.
+enum class CandidateStep {
+  guess,   // thresholds, from the sample that the rows hold
+  choose,  // from the rows; the lengths of rows that cannot be chosen from go to `left`, 0 for the others
+  rest,    // from scores, of the rows whose length is not 0; the other outputs stay
+};
+struct ChooseArgs {
+  TopkArgs topk;  // scores: of `rest` alone, but as wide always
+  CandidateStep step;
+  base::CandidateRow* rows;
+  TensorView left;
+};
+
 using TopkKernel = base::Kernel<TopkArgs, TopkBounds>;
 using PositionsToSlotsKernel = base::Kernel<PositionsToSlotsArgs>;
 using ExpandPoolsKernel = base::Kernel<ExpandPoolsArgs>;
 using CandidatesKernel = base::Kernel<CandidatesArgs>;
 using MergeTopkKernel = base::Kernel<MergeTopkArgs, MergeTopkBounds>;
 using ShardSlotsKernel = base::Kernel<ShardSlotsArgs>;
+using ChooseKernel = base::Kernel<ChooseArgs>;
 
 std::span<const TopkKernel> topk_kernels();
 std::span<const PositionsToSlotsKernel> positions_to_slots_kernels();
@@ -30,6 +45,7 @@ std::span<const ExpandPoolsKernel> expand_pools_kernels();
 std::span<const CandidatesKernel> topk_candidates_kernels();
 std::span<const MergeTopkKernel> merge_topk_kernels();
 std::span<const ShardSlotsKernel> shard_slots_kernels();
+std::span<const ChooseKernel> choose_kernels();  // none for a backend whose scorer makes none
 
 // What the rows name. The reference is the specification: it sorts.
 void select_reference(const TopkArgs& args, const base::Exec& exec);
@@ -65,6 +81,8 @@ void merge_topk_cuda(const MergeTopkArgs& args, const base::Exec& exec);
 base::Lack merge_topk_cuda_lacks(const MergeTopkArgs& args);
 void shard_slots_cuda(const ShardSlotsArgs& args, const base::Exec& exec);
 base::Lack shard_slots_cuda_lacks(const ShardSlotsArgs& args);
+void choose_cuda(const ChooseArgs& args, const base::Exec& exec);
+base::Lack choose_cuda_lacks(const ChooseArgs& args);
 // Loads the kernels of a config on the current device.
 void topk_cuda_prepare(int config_sm);
 

@@ -35,9 +35,7 @@ inline void expect_near(const Problem& p, const Problem::Cache& cache, const Res
 inline Result expect_solved(const Problem& p, const Backend& backend, const Problem::Tweak& tweak = {},
                             double of_mass = 0) {
   Problem::Cache cache(p);
-  for (std::int64_t t = 0; t < p.tokens; ++t)
-    for (std::int64_t s : p.live(t)) cache.fill(p, s);
-  const Result result = p.run(backend, cache, tweak);
+  const Result result = p.run(backend, cache.fill(p), tweak);
   expect_near(p, cache, result, of_mass);
   return result;
 }

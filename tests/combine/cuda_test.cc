@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 
 #include "attention/on_cuda.h"
+#include "support/near.h"
 
 namespace sievemla::test {
 namespace {
@@ -93,48 +95,106 @@ TEST_F(CombineOnCuda, Case23LseBase) {
   EXPECT_EQ(empty.lse[0], -kInf);
 }
 
-// Decode context parallel: every lane is on one of N ranks; some ranks of some tokens have nothing, one has nothing at
-// all. The ranks' LSEs are natural logarithms; once they were f32 in base 2 on the way, as with some engines.
-TEST_F(CombineOnCuda, ShardsOfAttentionMergeToTheWhole) {
-  const Backend cuda = backend();
-  for (const auto& [format, rope] : kRows)
-    for (const std::int64_t ranks : {2, 4, 8}) {
-      const std::int64_t heads = ranks == 4 ? 64 : 8;
-      const bool sinks = ranks > 2;
-      SCOPED_TRACE(testing::Message() << info(format).name << ", " << ranks << " ranks");
-      Problem whole{.tokens = 3, .heads = heads, .format = format, .rope = rope, .pages = 8};
-      whole.random_list(400, 350);
-      for (std::int64_t i = 0; i < 400; ++i)  // of token 1 only what the first rank holds
-        if (whole.indices[Problem::at(400 + i)] % ranks != 0) whole.indices[Problem::at(400 + i)] = -1;
-      Problem::Cache cache(whole);
-      for (std::int64_t t = 0; t < 3; ++t)
-        for (std::int64_t s : whole.live(t)) cache.fill(whole, s);
-      std::vector<float> out, lse, sink;
-      for (std::int64_t r = 0; r <= ranks; ++r) {  // the last holds nothing
-        Problem part = whole;
-        for (std::int64_t& slot : part.indices)
-          if (slot % ranks != r) slot = -1;
-        Result result = part.run(cuda, cache);
-        for (std::size_t c = 0; c < result.lse.size(); ++c)
-          if (result.lse[c] == -kInf) std::fill_n(result.out.begin() + static_cast<std::ptrdiff_t>(c * 512), 512, kNan);
-        out.insert(out.end(), result.out.begin(), result.out.end());
-        lse.insert(lse.end(), result.lse.begin(), result.lse.end());
-      }
-      for (std::int64_t h = 0; h < heads; ++h) sink.push_back(whole.sink(h));
-      CombineArgs args;
-      args.partial_out = tensor(out.data(), {ranks + 1, 3, heads, 512});
-      args.partial_lse = tensor(lse.data(), {ranks + 1, 3, heads});
-      if (sinks) args.sink = tensor(sink.data(), {heads});
-      whole.sinks = sinks;
-      const Merged natural = merge(cuda, args);
-      expect_near(whole, cache, {natural.out, natural.lse});
-      for (float& x : lse) {
-        const float log2 = static_cast<float>(static_cast<double>(x) / std::log(2.0));
-        x = static_cast<float>(static_cast<double>(log2) * std::log(2.0));
-      }
-      const Merged base2 = merge(cuda, args);
-      expect_near(whole, cache, {base2.out, base2.lse});
+// Decode context parallel: every lane is on one of N ranks, by token or by page, and a last rank holds nothing. What
+// each rank's attention gives; the output of what is empty is NaN, since nobody may read it.
+struct Parts {
+  Parts(const Backend& backend, const Problem& whole, const Problem::Cache& cache, std::int64_t ranks,
+        std::int64_t interleave) {
+    for (std::int64_t r = 0; r <= ranks; ++r) {
+      Problem part = whole;
+      part.sinks = false;
+      for (std::int64_t& slot : part.indices)
+        if (slot / interleave % ranks != r) slot = -1;
+      Result result = part.run(backend, cache);
+      for (std::size_t c = 0; c < result.lse.size(); ++c)
+        if (result.lse[c] == -kInf) std::fill_n(result.out.begin() + static_cast<std::ptrdiff_t>(c * 512), 512, kNan);
+      out.insert(out.end(), result.out.begin(), result.out.end());
+      lse.insert(lse.end(), result.lse.begin(), result.lse.end());
     }
+    for (std::int64_t h = 0; h < whole.heads; ++h) sink.push_back(whole.sink(h));
+    args.partial_out = tensor(out.data(), {ranks + 1, whole.tokens, whole.heads, 512});
+    args.partial_lse = tensor(lse.data(), {ranks + 1, whole.tokens, whole.heads});
+    if (whole.sinks) args.sink = tensor(sink.data(), {whole.heads});
+  }
+  Parts(const Parts&) = delete;
+  std::vector<float> out, lse, sink;
+  CombineArgs args;
+};
+
+// Tokens whose lanes lie on every rank, on the first alone, and on at most three.
+Problem sharded(KvFormat format, int rope, std::int64_t ranks, std::int64_t interleave) {
+  Problem whole{.tokens = 3, .heads = ranks == 4 ? 64 : 8, .format = format, .rope = rope, .pages = 8};
+  whole.random_list(400, 350);
+  for (std::int64_t i = 0; i < 400; ++i)
+    if (std::int64_t& slot = whole.indices[Problem::at(400 + i)]; slot / interleave % ranks != 0) slot = -1;
+  std::fill_n(whole.indices.begin() + 803, 397, -1);
+  return whole;
+}
+
+template <class Run>
+void over_shards(Run&& run) {
+  for (const auto& [format, rope] : kRows)
+    for (const std::int64_t ranks : {2, 4, 8})
+      for (const std::int64_t interleave : {1, 64}) {
+        SCOPED_TRACE(testing::Message() << info(format).name << ", " << ranks << " ranks by " << interleave);
+        run(sharded(format, rope, ranks, interleave), ranks, interleave);
+      }
+}
+
+// Whole and merged, a weight (for fp8 rows times its scale) is rounded to bf16 once, relative to another peak: by 2^-9
+// of it each. The sums of at most 350 terms add 350 * 2^-24 each, and what f32 does to exp and lse is below that.
+// The ranks' LSEs are natural logarithms; they may have been f32 in base 2 on the way, as with some engines.
+TEST_F(CombineOnCuda, ShardsOfAttentionMergeToTheWhole) {
+  constexpr double kOfMass = 2 * (0x1p-9 + 2 * 350 * 0x1p-24);
+  const Backend cuda = backend();
+  double worst = 0;
+  over_shards([&](Problem whole, std::int64_t ranks, std::int64_t interleave) {
+    whole.sinks = ranks > 2;
+    Problem::Cache cache(whole);
+    const Result want = whole.run(cuda, cache.fill(whole));
+    Parts parts(cuda, whole, cache, ranks, interleave);
+    const Merged natural = merge(cuda, parts.args);
+    expect_near(whole, cache, {natural.out, natural.lse});
+    for (std::int64_t c = 0; c < whole.tokens * whole.heads; c += 5) {
+      const std::int64_t t = c / whole.heads, h = c % whole.heads;
+      const Answer exact = answer(whole, cache, whole.live(t), t, h);
+      for (std::int64_t d = 0; d < 512; ++d) {
+        const double apart = std::abs(static_cast<double>(natural.out[Problem::at(c * 512 + d)]) -
+                                      static_cast<double>(want.out[Problem::at(c * 512 + d)]));
+        worst = std::max(worst, apart / exact.mass[Problem::at(d)]);
+      }
+    }
+    for (float& x : parts.lse) {
+      const float log2 = static_cast<float>(static_cast<double>(x) / std::log(2.0));
+      x = static_cast<float>(static_cast<double>(log2) * std::log(2.0));
+    }
+    const Merged base2 = merge(cuda, parts.args);
+    expect_near(whole, cache, {base2.out, base2.lse});
+  });
+  std::printf("merged and whole: at most %.2g of sum p |v| apart, bound %.2g\n", worst, kOfMass);
+  EXPECT_LE(worst, kOfMass);
+}
+
+// Weights that are powers of two and values of three bits: bf16 holds the weights, f32 the sums, in every order. What
+// is left to differ: log and exp of each part's sum (|lse| <= 16: at most four roundings of 2^-21 on the way to the
+// weight of a part, and to the sum of those), and the sums, products and quotients of at most 9 parts, 22 of 2^-24: in
+// all 6e-6.
+TEST_F(CombineOnCuda, ShardsOfExactWeightsMergeToTheWhole) {
+  const Backend cuda = backend();
+  double worst = 0;
+  over_shards([&](Problem whole, std::int64_t ranks, std::int64_t interleave) {
+    whole.exact = true;
+    whole.scale = std::log(2.f);
+    Problem::Cache cache(whole);
+    const Result want = whole.run(cuda, cache.fill(whole)), definition = whole.run(Backend::reference(), cache);
+    const Merged got = merge(cuda, Parts(cuda, whole, cache, ranks, interleave).args);
+    for (const Result* one : {&want, &definition})
+      for (const double apart : {relative_error(got.out, one->out), relative_error(got.lse, one->lse)}) {
+        EXPECT_LE(apart, 1e-5);
+        worst = std::max(worst, apart);
+      }
+  });
+  std::printf("merged, whole, definition: at most %.2g of the largest apart, bound 1e-5\n", worst);
 }
 
 }  // namespace

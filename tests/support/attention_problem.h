@@ -62,6 +62,7 @@ struct Problem {
   bool sinks = false;
   float scale = 1.f / 16;
   std::uint64_t seed = 1;
+  bool exact = false;  // small whole numbers: with scale = ln 2 every weight is a power of two, which bf16 holds
 
   // Sparse: what stands in the lanes, topk of them a token; lane counts are optional.
   std::int64_t topk = 0;
@@ -122,11 +123,22 @@ struct Problem {
 
   // Heads of four loudnesses, from nearly flat to peaked softmax.
   std::vector<float> query(std::int64_t t, std::int64_t h) const {
+    if (exact) {
+      std::vector<float> q(at(width()));
+      q[at(h % 32)] = 1;
+      if (rope > 0) q[at(latent + h % rope)] = -1;
+      return q;
+    }
     constexpr float kLoudness[] = {1.f, 4.f, 2.f, 32.f};
     return Random(seed * 1'000'003 + static_cast<std::uint64_t>(t * 128 + h)).f32s(width(), kLoudness[h % 4]);
   }
   std::vector<float> row(std::int64_t slot) const {  // before the row type rounds it
-    return Random(seed * 7'000'003 + 1'000'000 + static_cast<std::uint64_t>(slot)).f32s(width(), 0.25f);
+    Random random(seed * 7'000'003 + 1'000'000 + static_cast<std::uint64_t>(slot));
+    if (!exact) return random.f32s(width(), 0.25f);
+    std::vector<float> x;  // the 7 of each group makes its scale 7 / 448, a power of two
+    for (std::int64_t d = 0; d < width(); ++d)
+      x.push_back(d % 128 == 127 ? 7.f : static_cast<float>(random.below(d < latent ? 8 : 2)));
+    return x;
   }
   float sink(std::int64_t h) const { return static_cast<float>(h % 5) - 2.f; }
 
@@ -135,10 +147,7 @@ struct Problem {
   using Tweak = std::function<void(AttentionArgs&)>;
 
   Result run(const Backend& backend, const Tweak& tweak = {}) const {
-    Cache cache(*this);
-    for (std::int64_t t = 0; t < tokens; ++t)
-      for (std::int64_t s : live(t)) cache.fill(*this, s);
-    return run(backend, cache, tweak);
+    return run(backend, Cache(*this).fill(*this), tweak);
   }
 
   struct Cache {
@@ -163,6 +172,11 @@ struct Problem {
       filled[at(slot)] = true;
       const std::vector<float> x = p.row(slot);
       kv::store_row(view, slot, x.data(), x.data() + p.latent, ScaleRule::arbitrary);
+    }
+    const Cache& fill(const Problem& p) {  // what is attended to
+      for (std::int64_t t = 0; t < p.tokens; ++t)
+        for (std::int64_t s : p.live(t)) fill(p, s);
+      return *this;
     }
   };
 
@@ -357,9 +371,7 @@ inline testing::AssertionResult agrees(const Problem& p, const Result& result, c
 // The whole problem, or every step-th (token, head) cell of it, on one backend.
 inline testing::AssertionResult solved(const Problem& p, const Backend& backend, std::int64_t step = 1) {
   Problem::Cache cache(p);
-  for (std::int64_t t = 0; t < p.tokens; ++t)
-    for (std::int64_t s : p.live(t)) cache.fill(p, s);
-  const Result result = p.run(backend, cache);
+  const Result result = p.run(backend, cache.fill(p));
   for (std::int64_t i = 0; i < p.tokens * p.heads; i += step) {
     const std::int64_t t = i / p.heads, h = i % p.heads;
     const auto ok = agrees(p, result, answer(p, cache, p.live(t), t, h), t, h, arithmetic_of(backend, p));

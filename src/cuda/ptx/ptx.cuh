@@ -60,6 +60,13 @@ __device__ inline void load_once(float4& x, const float4* g_from, bool wanted, s
       : "memory");
 }
 
+// A load of its own, whatever is loaded from there before or after.
+__device__ inline int load_now(const int* g_from) {
+  int x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(g_from) : "memory");
+  return x;
+}
+
 // ---- barriers among some warps ----------------------------------------------------------------------
 
 __device__ inline void barrier_sync(int id, int threads) {

@@ -20,7 +20,9 @@
 namespace sievemla::stage::indexer {
 
 inline constexpr int kProductKeys = 64;
-__device__ inline int tiles_of_keys(int keys) { return (keys + kProductKeys - 1) / kProductKeys; }
+__device__ inline int tiles_of_keys(int keys, int stride = 1) {
+  return (keys + kProductKeys * stride - 1) / (kProductKeys * stride);
+}
 
 // What is the same in a warp, in a uniform register.
 __device__ inline int uniform(int x) { return __reduce_max_sync(~0u, x); }
@@ -213,17 +215,60 @@ struct RowsTile {
 };
 inline constexpr int kMostUnits = 512;  // of rows, in a launch
 
+// A warp's candidates on their way into rows first_row .. of p.candidates. They gather until each lane has one, which
+// asks for a place in its row then, and is stored when the next ones have gathered: nothing waits for a place.
+struct Sieve {
+  static constexpr int kMost = 64;
+  base::CandidateRow* const rows;
+  base::Candidate* const s_waiting;  // [kMost]; as position: row << kPositionBits | position
+  const int lane;
+  int waiting = 0;  // the same in all lanes, and less than 32 between calls
+  int place = base::kCandidates;
+  base::Candidate sent{};
+
+  __device__ base::CandidateRow& row_of(const base::Candidate& x) const {
+    return rows[static_cast<unsigned>(x.position) >> kPositionBits];
+  }
+  // By all lanes.
+  __device__ void add(bool wanted, float score, unsigned row_and_position) {
+    const unsigned lanes = __ballot_sync(~0u, wanted);
+    if (lanes == 0) return;
+    if (wanted) s_waiting[waiting + __popc(lanes & ((1u << lane) - 1))] = {score, static_cast<int>(row_and_position)};
+    waiting += __popc(lanes);
+    if (waiting >= 32) send(32);
+  }
+  __device__ void store_sent() {
+    if (static_cast<unsigned>(place) < static_cast<unsigned>(base::kCandidates))
+      *reinterpret_cast<float2*>(&row_of(sent).of[place]) = {
+          sent.score, __int_as_float(sent.position & ((1 << kPositionBits) - 1))};
+    place = base::kCandidates;
+  }
+  __device__ void send(int n) {
+    store_sent();
+    __syncwarp();
+    waiting -= n;
+    if (lane < n) sent = s_waiting[waiting + lane], place = atomicAdd(&row_of(sent).count, 1);
+    __syncwarp();
+  }
+  __device__ void send_all() {
+    send(waiting);
+    store_sent();
+  }
+};
+
 template <class Tile, class Columns>
 struct RowsSmem {
   static constexpr int kRows = Tile::kBlocks * Columns::kRows;
   HeadBlock<Columns> block[Tile::kBlocks];
   alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
-  int length[4 * Tile::kGroups][kRows];  // of the rows of a source, 0 of others; a copy for each warp
-  int longest[kMostUnits];               // of a unit's rows
+  int length[4 * Tile::kGroups][kRows];   // of the rows of a source, 0 of others; a copy for each warp
+  float least[4 * Tile::kGroups][kRows];  // candidates: the thresholds, likewise
+  alignas(8) base::Candidate waiting[4 * Tile::kGroups][Sieve::kMost];
+  int longest[kMostUnits];  // of a unit's rows
 };
 
-template <class Tile, class Columns>
+template <class Tile, class Columns, bool Candidates>
 struct Rows {
   static constexpr int kBlockRows = Columns::kRows, kRows = Tile::kBlocks * kBlockRows;
   static_assert(kRows <= 64);
@@ -235,6 +280,8 @@ struct Rows {
   const int group = uniform(warp / 4);
   const int my_key = Mine<Columns>::key(lane), my_row = Mine<Columns>::row(lane);
 
+  __device__ int stride() const { return Candidates ? 1 : p.stride; }
+
   // Turns: a warp group starts its products after the one before it has started its own, so that sums of one go beside
   // products of another.
   __device__ void wait_turn() const { cuda::barrier_sync(1 + group, 256); }
@@ -244,6 +291,7 @@ struct Rows {
   __device__ void run(int first_row, int end_row, int begin, int end) const {
     __syncthreads();
     place_heads<Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
+    const int tile_keys = kProductKeys * stride();
     __syncthreads();
     // Rows that share a source go together: mostly all. A row of no length may name any.
     std::uint64_t done = 0;
@@ -256,33 +304,38 @@ struct Rows {
         const bool real = row < end_row && !(done >> at & 1);
         length[i] = real ? length_of(p, row) : 0, source[i] = real ? source_of(p, row) : 0;
       }
-      const std::uint64_t todo = rows_where(length[0] > begin * kProductKeys, length[1] > begin * kProductKeys);
+      const std::uint64_t todo = rows_where(length[0] > begin * tile_keys, length[1] > begin * tile_keys);
       if (!todo) break;
       const int at = __ffsll(static_cast<long long>(todo)) - 1;
       const int chosen = __shfl_sync(~0u, at < 32 ? source[0] : source[1], at % 32);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (source[i] != chosen || length[i] <= begin * kProductKeys) length[i] = 0;
-        if (lane + 32 * i < kRows) s.length[warp][lane + 32 * i] = length[i];
+        if (source[i] != chosen || length[i] <= begin * tile_keys) length[i] = 0;
+        if (lane + 32 * i >= kRows) continue;
+        s.length[warp][lane + 32 * i] = length[i];
+        if (Candidates && length[i] > 0) s.least[warp][lane + 32 * i] = p.candidates[first_row + lane + 32 * i].least;
       }
       __syncwarp();
       const std::uint64_t mine = rows_where(length[0] > 0, length[1] > 0);
       done |= mine;
       const int longest = __reduce_max_sync(~0u, max(length[0], length[1]));
-      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest)) * kProductKeys, longest);
+      pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest, stride())) * kProductKeys,
+           longest);
     }
   }
   __device__ static std::uint64_t rows_where(bool low, bool high) {
     return __ballot_sync(~0u, low) | static_cast<std::uint64_t>(__ballot_sync(~0u, high)) << 32;
   }
 
-  // Starts the copies of a warp's 16 keys; those from `end` on need not exist. What is not there is not copied.
+  // Starts the copies of the 16 keys of a warp's columns; those from `end` on need not exist. What is not there is not
+  // copied.
   struct Arriving {
     float scale[2];  // of keys lane / 4 and + 8, halved: 2 relu(x) = x + |x|
     int first;       // key; beyond all where the page lies nowhere
   };
   __device__ Arriving fetch(int source, int first, int end, unsigned char* keys) const {
+    first = base::sample_key(first, stride());
     Arriving arriving{{0.f, 0.f}, first};
     const unsigned char* from = p.keys;
     const float* scale = p.scales;
@@ -330,6 +383,7 @@ struct Rows {
     int first = first_key - kStep + group * kProductKeys + warp % 4 * kMine;
     float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
     Arriving next{};
+    Sieve sieve{p.candidates + first_row, s.waiting[warp], lane};
     int odd = 1;
     if (group == Tile::kGroups - 1) pass_turn();
     // In all groups as often; the first time round only fetches.
@@ -341,7 +395,8 @@ struct Rows {
       cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
       next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
       if (at < first_key) continue;
-      if (here.first == kNowhere) lose(first_row, first);
+      // A tile from `end` on is another CTA's: its scores are stored twice, but no candidate may be.
+      if (here.first == kNowhere && (!Candidates || first < end)) lose(first_row, first);
       const std::uint64_t a = keys + odd * matrix_step(sizeof(s.keys[0][0]));
       std::uint64_t b = heads + begin * matrix_step(sizeof(s.block[0]));
       const float* weights = s.weights[begin];
@@ -358,49 +413,68 @@ struct Rows {
         cuda::wgmma_commit();
         pass_turn();
         const Weights<Columns> w(weights, lane);
-        const int visible = *length - my_key - here.first;
+        const int visible = (Candidates ? min(*length, end) : *length) - my_key - here.first;
+        const float threshold = Candidates ? s.least[warp][block * kBlockRows + my_row] : 0.f;
         cuda::wgmma_wait<0>();
         sum_heads<Columns>(d, w, here.scale, lane, [&](int on, float score) {
-          if (on < visible) to[on] = score;
+          if constexpr (Candidates) {
+            const unsigned row = static_cast<unsigned>(block * kBlockRows + my_row);
+            sieve.add(on < visible && !(score < threshold), score,
+                      row << kPositionBits | static_cast<unsigned>(here.first + my_key + on));
+          } else if (on < visible) {
+            to[on] = score;
+          }
         });
         b += matrix_step(sizeof(s.block[0])), weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
+    if constexpr (Candidates) sieve.send_all();
     cuda::cp_async_wait<0>();
     if (group == 0) wait_turn();
   }
-  // Keys first .. first + 15 are nowhere.
+  // The keys of columns first .. first + 15 are nowhere.
   __device__ void lose(int first_row, int first) const {
+    const int position = base::sample_key(first, stride()) + lane;
 #pragma unroll 1
-    for (int r = 0; r < kRows; ++r)
-      if (lane < 16 && first + lane < s.length[warp][r])
+    for (int r = 0; r < kRows; ++r) {
+      if (lane >= 16 || position >= s.length[warp][r]) continue;
+      if constexpr (Candidates) {
+        base::CandidateRow& row = p.candidates[first_row + r];
+        if (s.least[warp][r] > -INFINITY) continue;
+        if (const int place = atomicAdd(&row.count, 1); place < base::kCandidates)
+          row.of[place] = {-INFINITY, position};
+      } else {
         p.logits[(first_row + r) * p.logits_row + first + lane] = -INFINITY;
+      }
+    }
   }
 };
 
 // Rows [first_row, first_row + kMostUnits * kRows).
-template <class Arch, class Tile, class Columns>
+template <class Arch, class Tile, class Columns, bool Candidates>
 __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_constant__ CudaScoreParams p,
                                                                  int first_row) {
-  constexpr int kRows = Rows<Tile, Columns>::kRows;
+  constexpr int kRows = Rows<Tile, Columns, Candidates>::kRows;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<RowsSmem<Tile, Columns>*>(smem);
-  const Rows<Tile, Columns> rows{p, s};
+  const Rows<Tile, Columns, Candidates> rows{p, s};
   const int thread = rows.thread, end_row = min(p.rows, first_row + kMostUnits * kRows);
   const int units = (end_row - first_row + kRows - 1) / kRows, each = (end_row - first_row + units - 1) / units;
   const int unit_rows = (each + Columns::kRows - 1) / Columns::kRows * Columns::kRows;
   for (int i = thread; i < units; i += Tile::kThreads) s.longest[i] = 0;
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
   __syncthreads();
 #pragma unroll 4
   for (int row = first_row + thread; row < end_row; row += Tile::kThreads)
     atomicMax(&s.longest[(row - first_row) / unit_rows], length_of(p, row));
   __syncthreads();
-  const Units shares{units, [&](int unit) { return tiles_of_keys(s.longest[unit]); }};
+  const Units shares{units, [&](int unit) { return tiles_of_keys(s.longest[unit], rows.stride()); }};
   shares.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end, bool) {
     const int row = first_row + unit * unit_rows;
     rows.run(row, min(row + unit_rows, end_row), begin, end);
   });
-  if (p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
+  if (!Candidates && p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
 }
 
 // ---- few rows: warp groups hold the heads of rows that share keys, and keys come through a ring -----

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <span>
 
 #include "cuda/context.cuh"
 #include "cuda/launch.h"
@@ -62,7 +63,7 @@ CudaScoreParams params_of(const IndexScoreArgs& args) {
   p.lengths = static_cast<const int*>(args.lengths.data);
   p.rows = static_cast<int>(rows), p.heads = static_cast<int>(args.q.dim(1));
   p.logits = static_cast<float*>(args.logits.data), p.logits_row = args.logits.step(0);
-  p.width = static_cast<int>(args.logits.dim(1)), p.fill = args.fill;
+  p.width = static_cast<int>(args.logits.dim(1)), p.fill = args.fill, p.stride = 1;
   return p;
 }
 
@@ -83,6 +84,21 @@ void launch(const base::Exec& exec, const cuda::Context& context, const void* ke
             void** arguments, const char* where) {
   const cuda::CurrentDevice current(context.device);
   cuda::launch(kernel, shape, static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
+}
+
+void launch_held(const base::Exec& exec, const cuda::Context& context, const HeldKernel& held, CudaScoreParams& p) {
+  const auto start = [&](std::int64_t ctas, int second) {
+    void* arguments[] = {&p, &second};
+    launch(exec, context, held.kernel,
+           {.ctas = ctas, .threads = held.threads, .smem_bytes = held.smem_bytes, .early = held.keys == 0}, arguments,
+           "index_scores");
+  };
+  if (held.keys == 0) {
+    for (int row = 0; row < p.rows; row += held.rows) start(context.multiprocessors, row);
+    return;
+  }
+  const int key_blocks = cuda::ceil_div(p.width, held.keys);
+  start(std::int64_t{key_blocks} * cuda::ceil_div(p.rows, held.rows), key_blocks);
 }
 
 const cuda::Context& context_of(const base::Exec& exec) { return cuda::prepared_context(exec.backend.device().index); }
@@ -145,18 +161,27 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
            arguments, "index_scores");
     return;
   }
-  const HeldKernel& held = kernels.held[many_heads];
-  const auto start = [&](std::int64_t ctas, int second) {
-    void* arguments[] = {&p, &second};
-    launch(exec, context, held.kernel, {.ctas = ctas, .threads = held.threads, .smem_bytes = held.smem_bytes},
-           arguments, "index_scores");
-  };
-  if (held.keys == 0) {
-    for (int row = 0; row < p.rows; row += held.rows) start(context.multiprocessors, row);
-    return;
+  launch_held(exec, context, kernels.held[many_heads], p);
+}
+
+base::Lack index_candidates_cuda_lacks(const IndexCandidateArgs& args) {
+  const cuda::Context& context = cuda::context(args.score.q.device.index);
+  if (!cuda::kernels_for(context, config_kernels()).candidates[0].kernel) return "the device's scorer makes none";
+  if (args.score.logits.dim(1) > 1 << kPositionBits) return "rows are too long";
+  return index_scores_cuda_lacks(args.score);
+}
+
+void index_candidates_cuda(const IndexCandidateArgs& args, const base::Exec& exec) {
+  CudaScoreParams p = params_of(args.score);
+  const cuda::Context& context = context_of(exec);
+  const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
+  const bool many_heads = p.heads > 32;
+  p.candidates = args.rows;
+  if (args.sample) {
+    p.logits = reinterpret_cast<float*>(args.rows->of), p.logits_row = sizeof(base::CandidateRow) / sizeof(float);
+    p.stride = static_cast<int>(base::sample_stride(p.width));
   }
-  const int key_blocks = cuda::ceil_div(p.width, held.keys);
-  start(std::int64_t{key_blocks} * cuda::ceil_div(p.rows, held.rows), key_blocks);
+  launch_held(exec, context, (args.sample ? kernels.held : kernels.candidates)[many_heads], p);
 }
 
 base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
@@ -222,7 +247,9 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
 void indexer_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    for (const HeldKernel& held : kernels.held) cuda::load_kernel(held.kernel, held.smem_bytes);
+    for (const auto& some : {std::span(kernels.held), std::span(kernels.candidates)})
+      for (const HeldKernel& held : some)
+        if (held.kernel) cuda::load_kernel(held.kernel, held.smem_bytes);
     for (const auto& some : kernels.pass)
       for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(kMostHeads, kMostFold));
     cuda::load_kernel(kernels.write_keys, 0);

@@ -21,11 +21,11 @@ template <class Arch, class Tile>
 PassKernel pass_kernel_of() {
   return {reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas, pass_smem_bytes};
 }
-template <class Arch, class Tile, class Columns>
+template <class Arch, class Tile, class Columns, bool Candidates = false>
 HeldKernel rows_kernel_of() {
   static_assert(sizeof(RowsSmem<Tile, Columns>) <= Arch::kSmemBytes);
-  return {reinterpret_cast<const void*>(&rows_kernel<Arch, Tile, Columns>), Tile::kThreads,
-          static_cast<int>(sizeof(RowsSmem<Tile, Columns>)), kMostUnits * Rows<Tile, Columns>::kRows, 0};
+  return {reinterpret_cast<const void*>(&rows_kernel<Arch, Tile, Columns, Candidates>), Tile::kThreads,
+          static_cast<int>(sizeof(RowsSmem<Tile, Columns>)), kMostUnits * Rows<Tile, Columns, Candidates>::kRows, 0};
 }
 template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
@@ -45,6 +45,8 @@ ConfigKernels make_kernels() {
     using SomeRows = RingTile<1, 2, 8>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
+    kernels.candidates[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>, true>();
+    kernels.candidates[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>, true>();
     kernels.pass[0][0] = ring_kernel_of<Arch, OneRow, Columns<32, 1>, 1>();
     kernels.pass[0][1] = ring_kernel_of<Arch, OneRow, Columns<64, 1>, 1>();
     kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();

@@ -33,6 +33,27 @@ __device__ inline std::int64_t slot_of(const CudaSlotMap& map, const int* pages,
   return physical < 0 || slot > most ? -1 : slot;
 }
 
+// Several positions at once, where slots are not sharded and page sizes are powers of two: no branches, so that the
+// loads from the block table do not wait for each other.
+template <int N>
+__device__ inline void plain_slots_of(const CudaSlotMap& map, const int* pages, const int (&position)[N],
+                                      std::int64_t most, std::int64_t (&slot)[N]) {
+  const unsigned size = static_cast<unsigned>(map.page_size);
+  const int shift = 31 - __clz(static_cast<int>(size));
+  int physical[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int page = position[i] >> shift;  // -1 of -1
+    physical[i] = -1;
+    if (page >= 0 && page < map.pages) physical[i] = __ldg(pages + page);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    slot[i] = static_cast<std::int64_t>(physical[i]) * size + (static_cast<unsigned>(position[i]) & (size - 1));
+    if (physical[i] < 0 || slot[i] > most) slot[i] = -1;
+  }
+}
+
 // Stores ids of one row.
 struct IdRow {
   int* positions = nullptr;
@@ -48,6 +69,28 @@ struct IdRow {
   __device__ void store(const CudaIds& out, int lane, int position) const {
     if (positions) positions[lane] = position;
     if (slots) store_slot(out, lane, position);
+  }
+  // Lanes lane, lane + step, .. below end, position(lane) each.
+  template <class Position>
+  __device__ void store_slots(const CudaIds& out, int lane, int end, int step, Position&& position) const {
+    const unsigned size = static_cast<unsigned>(out.map.page_size);
+    if (pages && out.map.ranks == 1 && (size & (size - 1)) == 0 && !out.wide_slots) {
+      constexpr int kMany = 4;
+#pragma unroll 1
+      for (; lane < end; lane += kMany * step) {
+        int from[kMany];
+        std::int64_t slot[kMany];
+#pragma unroll
+        for (int i = 0; i < kMany; ++i) from[i] = lane + i * step < end ? position(lane + i * step) : -1;
+        plain_slots_of(out.map, pages, from, INT32_MAX, slot);
+#pragma unroll
+        for (int i = 0; i < kMany; ++i)
+          if (lane + i * step < end) static_cast<int*>(slots)[lane + i * step] = static_cast<int>(slot[i]);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (; lane < end; lane += step) store_slot(out, lane, position(lane));
   }
   __device__ void store_slot(const CudaIds& out, int lane, int position) const {
     if (out.wide_slots) static_cast<std::int64_t*>(slots)[lane] = slot_of(out.map, pages, position, INT64_MAX);

@@ -16,12 +16,35 @@ namespace sievemla::stage::topk {
 // decode scores, beside which they wait to start.
 template <class Arch, RowKind kKind>
 SelectKernel select_of() {
-  using Tile = std::conditional_t<kKind == RowKind::kShared, SelectTile<512, 1, 768>, SelectTile<512, 2>>;
+  using Tile = std::conditional_t<kKind == RowKind::kShared, SelectTile<512, 1, 896>, SelectTile<512, 2>>;
   using Smem = SelectSmem<Tile>;
   constexpr std::size_t kBytes =
       kKind == RowKind::kShort ? offsetof(Smem, chosen) + sizeof(Smem::chosen) : sizeof(Smem);
   static_assert(kBytes <= Arch::kSmemBytes);
   return {reinterpret_cast<const void*>(&select_kernel<Arch, Tile, kKind>), Tile::kThreads, static_cast<int>(kBytes)};
+}
+
+// Of rows of candidates, where a config's scorer makes them.
+template <class Arch>
+SelectKernel guess_of() {
+  if constexpr (!Arch::kWarpgroupMma) {
+    return {};
+  } else {
+    using Tile = SelectTile<512, 2>;
+    return {reinterpret_cast<const void*>(&guess_kernel<Arch, Tile>), Tile::kThreads,
+            static_cast<int>(offsetof(SelectSmem<Tile>, chosen))};
+  }
+}
+template <class Arch>
+SelectKernel choose_of() {
+  if constexpr (!Arch::kWarpgroupMma) {
+    return {};
+  } else {
+    using Tile = SelectTile<512, 2>;
+    constexpr std::size_t kBytes = sizeof(CandidateSmem<Tile>);
+    static_assert(kBytes <= Arch::kSmemBytes);
+    return {reinterpret_cast<const void*>(&choose_kernel<Arch, Tile>), Tile::kThreads, static_cast<int>(kBytes)};
+  }
 }
 
 template <class Arch>
@@ -30,6 +53,8 @@ ConfigKernels make_kernels() {
           select_of<Arch, RowKind::kShort>(),
           select_of<Arch, RowKind::kLong>(),
           select_of<Arch, RowKind::kShared>(),
+          guess_of<Arch>(),
+          choose_of<Arch>(),
           reinterpret_cast<const void*>(&slots_kernel<Arch>),
           reinterpret_cast<const void*>(&pools_kernel<Arch>),
           reinterpret_cast<const void*>(&candidates_kernel<Arch>),

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "base/candidates.h"
+
 namespace sievemla::stage::topk {
 
 inline constexpr int kListEntries = 8192;  // a row up to here is its own list
@@ -29,10 +31,7 @@ struct CudaIds {
   CudaSlotMap map;
 };
 
-struct ListEntry {
-  float score;
-  int position;
-};
+using ListEntry = base::Candidate;
 
 struct CudaParams {
   const float* scores;
@@ -47,6 +46,11 @@ struct CudaParams {
   unsigned* tickets;  // [rows], with parts > 1
   int* counts;        // [rows][parts]
   ListEntry* lists;   // [rows][parts][entries of a list]
+
+  base::CandidateRow* candidates;  // [rows]: instead of scores
+  int stride;                      // of the sample they come from
+  int* left;                       // [rows]: the length of a row whose candidates are too few or too many, else 0
+  bool skip_empty;                 // nothing is stored for rows of no length
 };
 
 struct PoolParams {

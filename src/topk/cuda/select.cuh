@@ -49,7 +49,8 @@ struct SelectSmem {
   struct {
     int bin, above, count;
   } found;
-  int last;  // this CTA is the last of its row
+  float cut[2];  // of the list, known since its sample was taken: low and width
+  int last;      // this CTA is the last of its row
   union {
     alignas(16) int chosen[kList];  // positions to be stored
     ListEntry list[kList];          // of long rows only
@@ -104,10 +105,20 @@ __device__ inline unsigned counts_of(unsigned mask) {
 
 // ---- device -----------------------------------------------------------------------------------------
 
+// Which positions of a span are taken, and how many before: of 32 each.
+struct SpanWord {
+  unsigned bits, before;
+};
+inline constexpr int kSpanWords = 4096, kSpan = 32 * kSpanWords;
+template <class Tile>
+struct CandidateSmem {
+  SelectSmem<Tile> select;
+  alignas(16) SpanWord words[kSpanWords];
+};
+
 // Apart, because it is rare: its registers shall not count.
 template <class Tile>
-__device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores,
-                                            int n, int k);
+__device__ __noinline__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row);
 
 template <class Tile>
 struct Select {
@@ -122,6 +133,9 @@ struct Select {
 
   __device__ Select(const CudaParams& params, Smem& smem, int r) : p(params), s(smem), row(r) {}
 
+  __device__ int visible(int length, int start) const {
+    return max(static_cast<int>(min(static_cast<std::int64_t>(length), p.width - start)), 0);
+  }
   __device__ void set_groups(int entries) { groups = (entries + 4 * kThreads - 1) / (4 * kThreads); }
   __device__ int first_of(int group) const { return ((warp * groups + group) * 32 + lane) * 4; }
   __device__ int entry_of(unsigned lowest_bit) const {
@@ -361,8 +375,7 @@ struct Select {
     }
     if (p.out.slots) {
       const IdRow ids(p.out, row);
-#pragma unroll 1
-      for (int i = thread; i < n; i += kThreads) ids.store_slot(p.out, first + i, from(i));
+      ids.store_slots(p.out, first + thread, first + n, kThreads, [&](int lane) { return from(lane - first); });
     }
   }
   // Stores the ids of the selected entries, `above` and the first `need` ties, in ascending order from lane `first` on.
@@ -423,16 +436,21 @@ struct Select {
   }
 
   // The row itself, in exact keys.
-  __device__ void read_again(const float* scores, int n, int k) {
+  __device__ void read_again() {
+    // The same for all threads: uniform registers hold them.
+    const int start = __reduce_max_sync(~0u, p.starts ? max(p.starts[row], 0) : 0);
+    const int n = __reduce_max_sync(~0u, visible(p.lengths[row], start)), k = min(n, p.k);
+    const float* const scores = p.scores + row * p.scores_row + start;
     int low = -kInfinity, high = kInfinity, need = k;
     int count = n;
-    __syncthreads();  // with whatever the CTA did before
-    groups = kGroups;
+    __syncthreads();       // with whatever the CTA did before
+    groups = kGroups - 1;  // all would spill registers
+    constexpr int kBlock = (kGroups - 1) * 4 * kThreads;
     float x[kEntries];
     while (low < high && need < count) {
       const int shift = shift_of(low, high);
-      for (int block = 0; block < n; block += min(kList, n - block)) {
-        const unsigned mine = take(scores + block, min(kList, n - block), x);
+      for (int block = 0; block < n; block += min(kBlock, n - block)) {
+        const unsigned mine = take(scores + block, min(kBlock, n - block), x);
         each_entry([&](int i) {
           const int key = key_of(x[i]);
           if ((mine & bit_of(i)) && key >= low && key <= high)
@@ -446,8 +464,8 @@ struct Select {
       low = static_cast<int>(first);
       high = static_cast<int>(first + min((1u << shift) - 1, span));
     }
-    for (int block = 0, stored = 0; stored < k; block += kList) {
-      const unsigned mine = take(scores + block, min(kList, n - block), x);
+    for (int block = 0, stored = 0; stored < k; block += kBlock) {
+      const unsigned mine = take(scores + block, min(kBlock, n - block), x);
       unsigned above = 0, ties = 0;
       each_entry([&](int i) {
         const int key = key_of(x[i]);
@@ -640,11 +658,34 @@ struct Select {
       });
   }
 
-  // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it. Negative: another
-  // CTA has it. Less than k or more than kList: there is none.
   template <bool Shared>
-  __device__ int list_of(const float* scores, int n, int k, int part, Cut& cut) {
-    constexpr int kFours = Shared ? 2 : 4;  // all warps have some of a part
+  static constexpr int kFoursOf = Shared ? 2 : 3;  // all warps have some of a part; four a lane would spill registers
+  // Starts the loads that a list begins with: the sample, and of a shared row the first strips.
+  template <bool Shared>
+  __device__ void start_list(const float* scores, int n, int part, float (&x)[kEntries],
+                             float4 (&next)[kFoursOf<Shared>]) {
+    const Groups<kFoursOf<Shared>> row_groups(scores, n);
+    set_groups(kList >> row_groups.fewer());
+    each_group([&](int j) {
+      const float4 v = row_groups.sample(j * kThreads + thread);
+      x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
+    });
+    const auto [begin, end] = range_of(row_groups.strips(), part, Shared ? p.parts : 1);
+    if (Shared && begin + warp < end && row_groups.inside(begin + warp)) row_groups.load(begin + warp, lane, next);
+  }
+  // A list that holds the k largest of the row and some more, in s.list: its length; and bins for it, in s.cut.
+  // Negative: another CTA has it. Less than k or more than kList: there is none.
+  template <bool Shared>
+  __device__ int list_of(const float* scores, int n, int k, int part) {
+    float x[kEntries];
+    float4 next[kFoursOf<Shared>];
+    return list_of<Shared>(scores, n, k, part, x, next, false);
+  }
+  // The same, with the loads of start_list already started or still to be.
+  template <bool Shared>
+  __device__ int list_of(const float* scores, int n, int k, int part, float (&x)[kEntries],
+                         float4 (&next)[kFoursOf<Shared>], bool started) {
+    constexpr int kFours = kFoursOf<Shared>;
     const Groups<kFours> row_groups(scores, n);
     const int samples = kList >> row_groups.fewer(), rank = rank_of(samples, n, k);
     // A quarter of the list is left for what the guess is off by.
@@ -652,26 +693,20 @@ struct Select {
     const auto [begin, end] = range_of(row_groups.strips(), part, Shared ? p.parts : 1);
     for (int i = 0; i < kRounds<kFours>; ++i) row_groups.prefetch(begin + warp + i * kWarps, end, lane);
     set_groups(samples);
-    float x[kEntries];
-    float4 next[kFours];
-    each_group([&](int j) {
-      const float4 v = row_groups.sample(j * kThreads + thread);
-      x[4 * j] = v.x, x[4 * j + 1] = v.y, x[4 * j + 2] = v.z, x[4 * j + 3] = v.w;
-    });
+    if (!started) start_list<Shared>(scores, n, part, x, next);
     const bool loaded = Shared && begin + warp < end && row_groups.inside(begin + warp);
-    if (loaded) row_groups.load(begin + warp, lane, next);
     each_entry([&](int i) { x[i] = canonical(x[i]); });
-    cut = cut_of(x);
+    const Cut cut = cut_of(x);
     int listed = kList + 1;
     if (cut.good()) {
       float code[kEntries];
       find_bin_of(x, cut, rank, code);
       const int bin = s.found.bin;
       const float threshold = cut.edge(bin);
+      if (thread == 0) s.cut[0] = threshold, s.cut[1] = cut.width + (cut.low - threshold);
       if (bin > 0)
         listed = filter(row_groups, threshold, begin, end, next, loaded,
                         Shared ? p.lists + (row * p.parts + part) * std::int64_t{kList} : s.list);
-      cut.width += cut.low - threshold, cut.low = threshold;
     }
     if constexpr (Shared) listed = hand_over(listed, part);
     return listed;
@@ -680,17 +715,21 @@ struct Select {
   // Rows: Short: at most a list; Long; Shared by p.parts CTAs.
   template <RowKind kKind>
   __device__ void run(int part) {
+    // What a length is before the kernels before are done may be wrong, but is right mostly: a shared row's first loads
+    // go by it, and again if it was not.
+    const int early = kKind == RowKind::kShared ? cuda::load_now(p.lengths + row) : 0;
     cuda::wait_for_kernel();
     cuda::let_next_start();  // not before: the CTAs of many kernels would wait, and lie badly among multiprocessors
     const int start = p.starts ? max(p.starts[row], 0) : 0, length = p.lengths[row];
-    if constexpr (kKind == RowKind::kShared) {  // meanwhile: the row may be as long as it can be
-      const Groups<2> whole(p.scores + row * p.scores_row, static_cast<int>(min(p.width, std::int64_t{INT32_MAX})));
-      const Range strips = range_of(whole.strips(), part, p.parts);
-      whole.prefetch(strips.begin + warp, strips.end, lane);
-    }
+    constexpr bool kShared = kKind == RowKind::kShared;
+    [[maybe_unused]] float sample[kShared ? kEntries : 1];
+    [[maybe_unused]] float4 strip[kShared ? kFoursOf<true> : 1];
+    const bool starts_early = kShared && !p.starts && visible(early, 0) > kList;
+    if constexpr (kShared)
+      if (starts_early) start_list<true>(p.scores + row * p.scores_row, visible(early, 0), part, sample, strip);
+    if (p.skip_empty && length <= 0) return;
     clear();
-    const int n = max(static_cast<int>(min(static_cast<std::int64_t>(length), p.width - start)), 0);
-    const int k = min(n, p.k);
+    const int n = visible(length, start), k = min(n, p.k);
     const int later = kKind == RowKind::kShort && row + p.ahead < p.rows ? p.lengths[row + p.ahead] : 0;
     const float* scores = p.scores + row * p.scores_row + start;
     int listed = n;
@@ -699,13 +738,16 @@ struct Select {
     const bool from_list = kKind != RowKind::kShort && n > kList;
     if constexpr (kKind != RowKind::kShort) {
       if (from_list) {
-        listed = list_of<kKind == RowKind::kShared>(scores, n, k, part, cut);
+        if constexpr (kShared)
+          listed = list_of<true>(scores, n, k, part, sample, strip, starts_early && n == visible(early, 0));
+        else listed = list_of<false>(scores, n, k, part);
         if (listed < 0) return;
         if (listed < k || listed > kList) {
-          read_row_again<Tile>(p, s, row, scores, n, k);
+          read_row_again<Tile>(p, s, row);
           return;
         }
         take_list(listed, x);
+        cut = {s.cut[0], s.cut[1]};
       } else if (part > 0) {
         return;
       }
@@ -716,6 +758,10 @@ struct Select {
       if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
       if (k < listed) cut = cut_of(x);
     }
+    finish(x, listed, k, cut, from_list);
+  }
+  // Selects k of the entries and stores their ids.
+  __device__ void finish(const float (&x)[kEntries], int listed, int k, Cut cut, bool from_list) {
     int need = k;
     unsigned above = 0, ties = 0;
     if (k == listed) above = first_entries(listed), need = 0;
@@ -728,11 +774,115 @@ struct Select {
     });
     if (k < p.k) store(k, p.k - k, [](int) { return -1; });
   }
+
+  // ---- rows of candidates
+
+  // A threshold that most probably more than k scores reach, though not more than are kept: -inf where all are.
+  __device__ void guess() {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), samples = base::samples_of(n, p.stride), k = min(n, p.k);
+    const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
+    const int rank = static_cast<int>(1.25f * share + 4.f * root(share) + 5.f);
+    const bool all = n <= base::kCandidates;
+    float least = all ? -INFINITY : INFINITY;  // infinity where none is known, and more than are kept are counted then
+    if (!all && rank < samples) {
+      clear();
+      set_groups(samples);
+      float x[kEntries], code[kEntries];
+      take(reinterpret_cast<const float*>(p.candidates[row].of), samples, x);
+      const Cut cut = cut_of(x);
+      if (cut.good()) {
+        find_bin_of(x, cut, rank, code);
+        if (s.found.bin > 0) least = cut.edge(s.found.bin);
+      }
+    }
+    if (thread == 0) {
+      p.candidates[row].count = least < INFINITY ? 0 : base::kCandidates + 1;
+      p.candidates[row].least = least;
+    }
+  }
+  // Puts the candidates into s.list, in ascending position.
+  __device__ void sort_candidates(int listed, int n, SpanWord* words) {
+    constexpr int kEach = kSpanWords / kThreads;
+    const auto* const from = reinterpret_cast<const float2*>(p.candidates[row].of);
+    const auto each_in_span = [&](int first, auto&& f) {
+#pragma unroll 4
+      for (int i = thread; i < listed; i += kThreads) {
+        const float2 entry = __ldcg(from + i);
+        const unsigned at = static_cast<unsigned>(__float_as_int(entry.y) - first);
+        if (at < static_cast<unsigned>(kSpan)) f(entry, at / 32, at % 32);
+      }
+    };
+    int before = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first += min(kSpan, n - first)) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) words[i * kThreads + thread] = {0, 0};
+      __syncthreads();
+      each_in_span(first, [&](float2, unsigned word, unsigned bit) { atomicOr(&words[word].bits, 1u << bit); });
+      __syncthreads();
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += __popc(words[thread * kEach + i].bits);
+      int upto = sum;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, d);
+        if (lane >= d) upto += other;
+      }
+      if (lane == 31) s.sums[warp] = upto;
+      __syncthreads();
+      const int of_warp = lane < kWarps ? s.sums[lane] : 0;
+      int at = before + __reduce_add_sync(~0u, lane < warp ? of_warp : 0) + upto - sum;
+      before += __reduce_add_sync(~0u, of_warp);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        SpanWord& word = words[thread * kEach + i];
+        word.before = static_cast<unsigned>(at), at += __popc(word.bits);
+      }
+      __syncthreads();
+      each_in_span(first, [&](float2 entry, unsigned word, unsigned bit) {
+        const SpanWord w = words[word];
+        s.list[w.before + static_cast<unsigned>(__popc(w.bits & ((1u << bit) - 1)))] = {entry.x,
+                                                                                        __float_as_int(entry.y)};
+      });
+      __syncthreads();
+    }
+  }
+  __device__ void select_candidates(SpanWord* words) {
+    cuda::wait_for_kernel();
+    cuda::let_next_start();
+    const int n = visible(p.lengths[row], 0), k = min(n, p.k), listed = p.candidates[row].count;
+    const bool good = listed >= k && listed <= base::kCandidates;
+    if (thread == 0) p.left[row] = good ? 0 : n;
+    if (!good) return;
+    clear();
+    sort_candidates(listed, n, words);
+    float x[kEntries];
+    take_list(listed, x);
+    each_entry([&](int i) { x[i] = canonical(x[i]); });
+    Cut cut{};
+    if (k < listed) cut = cut_of(x);
+    finish(x, listed, k, cut, true);
+  }
 };
 
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void guess_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  Select<Tile>(p, *reinterpret_cast<SelectSmem<Tile>*>(smem), static_cast<int>(blockIdx.x)).guess();
+}
+template <class Arch, class Tile>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void choose_kernel(const __grid_constant__ CudaParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  auto& s = *reinterpret_cast<CandidateSmem<Tile>*>(smem);
+  Select<Tile>(p, s.select, static_cast<int>(blockIdx.x)).select_candidates(s.words);
+}
+
 template <class Tile>
-__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row, const float* scores, int n, int k) {
-  Select<Tile>(p, s, row).read_again(scores, n, k);
+__device__ void read_row_again(const CudaParams& p, SelectSmem<Tile>& s, int row) {
+  Select<Tile>(p, s, row).read_again();
 }
 
 // Its registers are bounded through the threads it is said to have at most.

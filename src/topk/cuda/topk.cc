@@ -52,18 +52,24 @@ std::int64_t topk_cuda_bytes(const Backend& backend, const TopkBounds& bounds) {
   return layout(bounds.width, cuda::context(backend.device().index).multiprocessors).bytes;
 }
 
-void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
-  const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
-  const cuda::CurrentDevice current(context.device);
-  const std::int64_t rows = args.scores.dim(0), width = args.scores.dim(1);
+namespace {
 
+CudaParams params_of(const TopkArgs& args) {
   CudaParams p{};
-  p.scores = static_cast<const float*>(args.scores.data), p.scores_row = args.scores.step(0), p.width = width;
+  p.scores = static_cast<const float*>(args.scores.data), p.scores_row = args.scores.step(0);
+  p.width = args.scores.dim(1);
   if (args.starts) p.starts = static_cast<const int*>(args.starts.data);
   p.lengths = static_cast<const int*>(args.lengths.data);
-  p.rows = static_cast<int>(rows);
+  p.rows = static_cast<int>(args.scores.dim(0));
   p.k = static_cast<int>((args.positions ? args.positions : args.slots).dim(1));
-  p.out = ids_of(args.positions, args.slots, args.map, rows);
+  p.out = ids_of(args.positions, args.slots, args.map, p.rows);
+  return p;
+}
+
+void select_rows(CudaParams p, const base::Exec& exec) {
+  const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
+  const cuda::CurrentDevice current(context.device);
+  const std::int64_t rows = p.rows, width = p.width;
   p.ahead = 2 * context.multiprocessors;
   p.parts = parts_of(rows, width, context.multiprocessors);
   if (p.parts > 1) {
@@ -77,9 +83,40 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) {
   const SelectKernel& kernel = width <= kListEntries ? kernels.of_list : p.parts > 1 ? kernels.shared : kernels.alone;
   void* arguments[] = {&p};
   // With a CTA a row, those that had waited beside another kernel's were slower.
-  const bool early = kernels.sm >= 90 && p.parts > 1;
+  const bool early = kernels.sm >= 90 && (p.parts > 1 || p.skip_empty);
   cuda::launch(kernel.kernel,
                {.ctas = rows * p.parts, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = early},
+               static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
+}
+
+}  // namespace
+
+void topk_cuda(const TopkArgs& args, const base::Exec& exec) { select_rows(params_of(args), exec); }
+
+base::Lack choose_cuda_lacks(const ChooseArgs& args) {
+  const cuda::Context& context = cuda::context(args.topk.lengths.device.index);
+  if (!kernels_on(context).choose.kernel) return "the device's scorer makes no candidates";
+  if (args.topk.scores.dim(1) <= 8 * base::kCandidates) return "rows are short";
+  if ((args.topk.positions ? args.topk.positions : args.topk.slots).dim(1) > base::kCandidates / 2)
+    return "k is too large";
+  return "";
+}
+
+void choose_cuda(const ChooseArgs& args, const base::Exec& exec) {
+  CudaParams p = params_of(args.topk);
+  if (args.step == CandidateStep::rest) {
+    p.lengths = static_cast<const int*>(args.left.data), p.skip_empty = true;
+    return select_rows(p, exec);
+  }
+  const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
+  const cuda::CurrentDevice current(context.device);
+  p.candidates = args.rows, p.stride = static_cast<int>(base::sample_stride(p.width));
+  p.left = static_cast<int*>(args.left.data);
+  const ConfigKernels& kernels = kernels_on(context);
+  const SelectKernel& kernel = args.step == CandidateStep::guess ? kernels.guess : kernels.choose;
+  void* arguments[] = {&p};
+  cuda::launch(kernel.kernel,
+               {.ctas = p.rows, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = true},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
 }
 
@@ -124,8 +161,8 @@ void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
 void topk_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    for (const SelectKernel& kernel : {kernels.of_list, kernels.alone, kernels.shared})
-      cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
+    for (const SelectKernel& kernel : {kernels.of_list, kernels.alone, kernels.shared, kernels.guess, kernels.choose})
+      if (kernel.kernel) cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
     for (const void* kernel : {kernels.slots, kernels.pools, kernels.candidates, kernels.order, kernels.pick})
       cuda::load_kernel(kernel, 0);
   }
