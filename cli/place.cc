@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "cli/cuda/gpu.h"
@@ -15,7 +16,7 @@ using api::span_bytes;
 
 // Behind a kernel that hangs nothing is freed: that would wait for it.
 Place::~Place() {
-  if (copied_ && gpu::hangs()) static_cast<void>(new std::vector<cuda::Memory>(std::move(memory_)));
+  if (copied_ && gpu::hangs()) static_cast<void>(new (std::nothrow) std::vector<cuda::Memory>(std::move(memory_)));
 }
 
 void* Place::allocate(std::int64_t bytes) {

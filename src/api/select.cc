@@ -12,8 +12,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <span>
-#include <type_traits>
 
 #include "api/checks.h"
 #include "api/rules.h"
@@ -129,15 +127,6 @@ Calls rows_of(Calls calls, std::int64_t begin, std::int64_t n, std::int64_t deal
   return calls;
 }
 
-// The first kernel that serves the call, if one does.
-template <class Args>
-const base::Kernel<Args>* serves(std::span<const base::Kernel<Args>> rows, const Backend& backend,
-                                 const std::type_identity_t<Args>& args) {
-  for (const auto& row : rows)
-    if (row.backend == backend.kind() && base::lack_of(row, args).empty()) return &row;
-  return nullptr;
-}
-
 constexpr std::int64_t kLeastCandidateRows = 256;  // of a chunk: fewer are not worth it
 
 SelectBounds bounds_of(const SelectArgs& args) {
@@ -161,8 +150,9 @@ api::Selection api::admit(const Backend& backend, const SelectArgs& args, Worksp
                     args.selected_scores ? &admit(backend, calls.candidates) : nullptr, nullptr, nullptr};
   // What ranks exchange is read from all scores.
   if (!kernels.candidates && plan.chunk < args.score.q.dim(0) && plan.candidate_rows >= kLeastCandidateRows) {
-    kernels.score_candidates = serves(stage::indexer::index_candidates_kernels(), backend, {calls.score, {}, {}});
-    kernels.choose = serves(stage::topk::choose_kernels(), backend, {calls.topk, {}, {}, {}});
+    kernels.score_candidates =
+        base::first_serving(stage::indexer::index_candidates_kernels(), backend, {calls.score, {}, {}});
+    kernels.choose = base::first_serving(stage::topk::choose_kernels(), backend, {calls.topk, {}, {}, {}});
     if (!kernels.choose) kernels.score_candidates = nullptr;
   }
   return kernels;

@@ -8,6 +8,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "sievemla/backend.h"
 #include "sievemla/error.h"
@@ -48,13 +49,20 @@ Lack lack_of(const Kernel<Args, Bounds>& row, const Args& args) {
   return row.lacks ? row.lacks(args) : Lack("");
 }
 
-// The first row of the backend that runs here and serves the arguments; else Unsupported with each row's reason.
-// Nothing is allocated unless it throws.
+// The first row of the backend that runs here and serves the arguments, or null. Allocates nothing.
+template <class Args, class Bounds>
+const Kernel<Args, Bounds>* first_serving(std::span<const Kernel<Args, Bounds>> rows, const Backend& backend,
+                                          const std::type_identity_t<Args>& args) {
+  for (const auto& row : rows)
+    if (row.backend == backend.kind() && lack_of(row, args).empty()) return &row;
+  return nullptr;
+}
+
+// The same, else Unsupported with each row's reason. Nothing is allocated unless it throws.
 template <class Args, class Bounds>
 const Kernel<Args, Bounds>& pick(std::span<const Kernel<Args, Bounds>> rows, const Backend& backend, const Args& args,
                                  const char* where) {
-  for (const auto& row : rows)
-    if (row.backend == backend.kind() && lack_of(row, args).empty()) return row;
+  if (const auto* row = first_serving(rows, backend, args)) return *row;
   std::ostringstream reasons;
   for (const auto& row : rows)
     if (row.backend == backend.kind())

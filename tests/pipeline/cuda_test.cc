@@ -234,6 +234,7 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
 TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
   const Backend cuda = backend();
   constexpr std::int64_t kKeys = 65600, kRows = 700, kHeads = 32, kTopk = 2048, kPage = 64, kPages = kKeys / kPage;
+  static_assert(kKeys > 8 * base::kCandidates, "shorter rows are chosen from all their scores");
   constexpr std::int64_t kBudget = std::int64_t{300} << 16, kWhole = kRows * kKeys * 4;
   const int stride = static_cast<int>(base::sample_stride(kKeys));
   std::vector<bool> sampled(kKeys + 16 * static_cast<std::size_t>(stride));

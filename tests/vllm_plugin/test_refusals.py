@@ -14,7 +14,7 @@ import torch
 
 import sievemla.vllm
 from sievemla.vllm import agreement, contract, settings, shared_layers, versions
-from sievemla.vllm.serves import canonical, refusals
+from sievemla.vllm.serves import canonical, pooled_keys, refusals
 
 from .conftest import Engines
 
@@ -45,6 +45,13 @@ def test_one_sentence_names_the_value_and_the_flag(wrong, said):
 )
 def test_what_is_served_is_not_refused(right):
     assert refusals(**{**GOOD, **right}) == []
+
+
+def test_keys_of_several_tokens_are_refused():
+    said = pooled_keys(SimpleNamespace(index_kpool=4))
+    assert "4 tokens" in said and "index_kpool" in said and "SIEVEMLA_VLLM=off" in said
+    for served in ({}, {"index_kpool": None}, {"index_kpool": 1}):
+        assert pooled_keys(SimpleNamespace(**served)) is None
 
 
 def test_fp8_is_served_as_fp8_ds_mla():

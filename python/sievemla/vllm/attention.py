@@ -17,6 +17,7 @@ from . import agreement, selftest, settings, shared_layers, versions
 from .indexer import adopt
 from .metadata import StepMetadata, shard_of
 from .report import report
+from .serves import pooled_keys
 from .workspace import Bounds, Layer, workspace_of
 
 _written: set[int] = set()  # the selections that a layer of this process writes
@@ -59,6 +60,8 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         config = get_current_vllm_config()
         if config.parallel_config.enable_dbo:
             raise ValueError("sievemla: dual-batch overlap shares one workspace between two batches: drop --enable-dbo")
+        if pooled := pooled_keys(config.model_config.hf_text_config):
+            raise ValueError(pooled)
         buffer = self.topk_indices()
         if indexer is not None:
             _written.add(buffer.data_ptr())

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 PAGE = 64  # rows of a page: what vLLM's indexer caches have on CUDA
@@ -45,3 +47,14 @@ def refusals(
     if block_size is not None and block_size % PAGE:
         said.append(f"block size {block_size} is not a multiple of {PAGE}: set --block-size {PAGE}")
     return said
+
+
+def pooled_keys(config: Any) -> str | None:
+    """Why a model whose indexer keys stand for several tokens (GLM-5.3-Flash) is not served, or None."""
+    pool = getattr(config, "index_kpool", None) or 1
+    if pool == 1:
+        return None
+    return (
+        f"sievemla: indexer keys of {pool} tokens each (index_kpool in the model's config.json) are not served, keys "
+        "of one token are; SIEVEMLA_VLLM=off leaves the model to vLLM"
+    )

@@ -77,6 +77,26 @@ __device__ inline void add_parts(const CudaParams& p, const float4* from, std::i
   }
 }
 
+// 2^(log2 of a part - shift) for each part of a head, into `weight`; shift is the greatest log2, 0 where no part has a
+// row. By `Lanes` lanes side by side, `log2_of_part(i)` once each; whole warps call.
+struct Exponentials {
+  float shift, sum;
+};
+template <int Lanes, class Log2>
+__device__ inline Exponentials exponentials(float* weight, int parts, int lane, Log2 log2_of_part) {
+  float peak = -INFINITY, sum = 0.f;
+#pragma unroll 1
+  for (int i = lane; i < parts; i += Lanes) peak = fmaxf(peak, log2_of_part(i));
+#pragma unroll
+  for (int d = Lanes / 2; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+  const float shift = peak == -INFINITY ? 0.f : peak;
+#pragma unroll 1
+  for (int i = lane; i < parts; i += Lanes) sum += weight[i] = cuda::exp2_approx(weight[i] - shift);
+#pragma unroll
+  for (int d = Lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  return {shift, sum};
+}
+
 // Whoever counts last merges a head group of a unit: 128 threads a head, four columns each. All threads of the CTA call
 // once its part is stored, or its first `threads`, which `barrier` then joins. Partials of other CTAs are read past L1.
 // s_weight holds parts * group_heads floats, s_out_at[h] is where head h of the group starts in out.
@@ -108,16 +128,7 @@ __device__ inline void merge_if_last(const CudaParams& p, const Part& part, int 
   for (int h = thread / 16; h - thread % 32 / 16 < heads; h += threads / 16) {  // whole warps
     float* weight = s_weight + h * parts;
     const int mine = h < heads ? parts : 0;
-    float peak = -INFINITY, sum = 0.f;
-#pragma unroll 1
-    for (int i = lane; i < mine; i += 16) peak = fmaxf(peak, weight[i]);
-#pragma unroll
-    for (int d = 8; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    const float shift = peak == -INFINITY ? 0.f : peak;
-#pragma unroll 1
-    for (int i = lane; i < mine; i += 16) sum += weight[i] = cuda::exp2_approx(weight[i] - shift);
-#pragma unroll
-    for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    const auto [shift, sum] = exponentials<16>(weight, mine, lane, [=](int i) { return weight[i]; });
     if (h >= heads) continue;
     const HeadPlace at = place_of(p, part.unit, group * group_heads + h);
     const float inverse = inverse_with_sink(p, sum, shift, at.head);
@@ -191,16 +202,8 @@ __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int 
 __device__ inline void weigh_parts(const CudaParams& p, const float* log2s, std::int64_t step, int parts, HeadPlace at,
                                    bool tells, float* s_weight) {
   const int lane = threadIdx.x % 32;
-  float peak = -INFINITY, total = 0.f;
-#pragma unroll 1
-  for (int i = lane; i < parts; i += 32) peak = fmaxf(peak, s_weight[i] = __ldcg(log2s + i * step));
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-  const float shift = peak == -INFINITY ? 0.f : peak;
-#pragma unroll 1
-  for (int i = lane; i < parts; i += 32) total += s_weight[i] = cuda::exp2_approx(s_weight[i] - shift);
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+  const auto [shift, total] =
+      exponentials<32>(s_weight, parts, lane, [=](int i) { return s_weight[i] = __ldcg(log2s + i * step); });
   const float inverse = inverse_with_sink(p, total, shift, at.head);
 #pragma unroll 1
   for (int i = lane; i < parts; i += 32) s_weight[i] *= inverse;

@@ -24,42 +24,28 @@ SelectKernel select_of() {
   return {reinterpret_cast<const void*>(&select_kernel<Arch, Tile, kKind>), Tile::kThreads, static_cast<int>(kBytes)};
 }
 
-// Of rows of candidates, where a config's scorer makes them.
-template <class Arch>
-SelectKernel guess_of() {
-  if constexpr (!Arch::kWarpgroupMma) {
-    return {};
-  } else {
-    using Tile = SelectTile<512, 2>;
-    return {reinterpret_cast<const void*>(&guess_kernel<Arch, Tile>), Tile::kThreads,
-            static_cast<int>(offsetof(SelectSmem<Tile>, chosen))};
-  }
-}
-template <class Arch>
-SelectKernel choose_of() {
-  if constexpr (!Arch::kWarpgroupMma) {
-    return {};
-  } else {
-    using Tile = SelectTile<512, 2>;
-    constexpr std::size_t kBytes = sizeof(CandidateSmem<Tile>);
-    static_assert(kBytes <= Arch::kSmemBytes);
-    return {reinterpret_cast<const void*>(&choose_kernel<Arch, Tile>), Tile::kThreads, static_cast<int>(kBytes)};
-  }
-}
-
 template <class Arch>
 ConfigKernels make_kernels() {
-  return {Arch::kSm,
-          select_of<Arch, RowKind::kShort>(),
-          select_of<Arch, RowKind::kLong>(),
-          select_of<Arch, RowKind::kShared>(),
-          guess_of<Arch>(),
-          choose_of<Arch>(),
-          reinterpret_cast<const void*>(&slots_kernel<Arch>),
-          reinterpret_cast<const void*>(&pools_kernel<Arch>),
-          reinterpret_cast<const void*>(&candidates_kernel<Arch>),
-          reinterpret_cast<const void*>(&order_kernel<Arch>),
-          reinterpret_cast<const void*>(&pick_kernel<Arch>)};
+  ConfigKernels kernels{Arch::kSm,
+                        select_of<Arch, RowKind::kShort>(),
+                        select_of<Arch, RowKind::kLong>(),
+                        select_of<Arch, RowKind::kShared>(),
+                        {},
+                        {},
+                        reinterpret_cast<const void*>(&slots_kernel<Arch>),
+                        reinterpret_cast<const void*>(&pools_kernel<Arch>),
+                        reinterpret_cast<const void*>(&candidates_kernel<Arch>),
+                        reinterpret_cast<const void*>(&order_kernel<Arch>),
+                        reinterpret_cast<const void*>(&pick_kernel<Arch>)};
+  if constexpr (Arch::kWarpgroupMma) {  // whose scorer makes candidates
+    using Tile = SelectTile<512, 2>;
+    static_assert(sizeof(CandidateSmem<Tile>) <= Arch::kSmemBytes);
+    kernels.guess = {reinterpret_cast<const void*>(&guess_kernel<Arch, Tile>), Tile::kThreads,
+                     static_cast<int>(offsetof(SelectSmem<Tile>, chosen))};
+    kernels.choose = {reinterpret_cast<const void*>(&choose_kernel<Arch, Tile>), Tile::kThreads,
+                      static_cast<int>(sizeof(CandidateSmem<Tile>))};
+  }
+  return kernels;
 }
 
 }  // namespace sievemla::stage::topk

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""collect.py LOG [KEY=VALUE...] -- what gpu.sh printed, as JSON: docs/measurements/vllm-h200.json. KEY=VALUE: of the run."""
+"""collect.py LOG [KEY=VALUE...] -- what gpu.sh printed, as docs/measurements/vllm-h200.json. KEY=VALUE: of the run."""
 import json
 import re
 import sys
@@ -24,8 +24,8 @@ def main() -> None:
             engine |= {"backends": found[1].replace("'", ""), "kv": found[2]}
         for what, value, calls in re.findall(r"^SHADOW (.*): worst (\S+) of (\d+) calls$", body, re.M):
             made["shadow"].setdefault(name, {})[what] = {"worst": number(value), "calls": int(calls)}
-        for batch, *times in re.findall(r"^STEP .* batch (\d+): median (\S+) us, least (\S+), ninth of ten (\S+)$", body,
-                                        re.M):
+        steps = r"^STEP .* batch (\d+): median (\S+) us, least (\S+), ninth of ten (\S+)$"
+        for batch, *times in re.findall(steps, body, re.M):
             made["steps_us"].setdefault(name, {})[batch] = dict(zip(("median", "least", "p90"), map(number, times)))
         for said in re.findall(r"^(?:MEMORY|SLEEP|OFFLOAD) .*$", body, re.M):
             made["said"].setdefault(name, []).append(said)
@@ -38,7 +38,8 @@ def main() -> None:
         pair = {"pair": [one, other], "prompt": int(length), "equal_tokens": equal}
         made["pairs"].append(pair if mean == "nan" else pair | {"mean": number(mean), "p99": number(p99),
                                                                 "max": number(most)})
-    print(re.sub(r"\{\n\s+([^{}]*?)\n\s*\}", lambda at: "{" + re.sub(r"\n\s+", " ", at[1]) + "}", json.dumps(made, indent=1)))
+    text = json.dumps(made, indent=1)
+    print(re.sub(r"\{\n\s+([^{}]*?)\n\s*\}", lambda at: "{" + re.sub(r"\n\s+", " ", at[1]) + "}", text))
 
 
 if __name__ == "__main__":

@@ -187,8 +187,8 @@ def sleep_and_wake(llm, prompts: list, params, results: list) -> None:
 
 
 def offload_and_reload(llm, prompts: list, params) -> None:
-    """Whole pages from the GPU's cache, then, after that is dropped, the same pages from the CPU's. One prompt at a time:
-    what is computed together with it changes its bits."""
+    """Whole pages from the GPU's cache, then, after that is dropped, the same pages from the CPU's. One prompt at a
+    time: what is computed together with it changes its bits."""
     def each() -> tuple[list, list[int]]:
         one = [generate(llm, [prompt], params) for prompt in prompts]
         return [results[0] for results, _ in one], [cached[0] for _, cached in one]
