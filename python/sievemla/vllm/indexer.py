@@ -92,9 +92,16 @@ class Selection:
         self.format: Any = index_format
         self.layer = layer
 
-    def run(
+    def run(self, step: StepMetadata | None, q: torch.Tensor, *others: Any) -> None:
+        if step is None:
+            self._profile(q)
+            return
+        with self.layer.beside(q, *others):
+            self._run(step, q, *others)
+
+    def _run(
         self,
-        step: StepMetadata | None,
+        step: StepMetadata,
         q: torch.Tensor,
         keys_and_weights: torch.Tensor,
         positions: torch.Tensor,
@@ -102,9 +109,6 @@ class Selection:
         topk: torch.Tensor,
         half_split: bool,
     ) -> None:
-        if step is None:
-            self._profile(q)
-            return
         rows = step.num_actual_tokens
         work = self.layer.workspace
         keys, weights = keys_and_weights[:rows].split([DIM, self.heads], dim=-1)
