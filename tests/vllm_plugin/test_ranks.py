@@ -13,8 +13,8 @@ import sievemla
 from sievemla.vllm import agreement, settings
 from sievemla.vllm.metadata import part_of
 
-from .conftest import Engines
-from .test_engine import EXACT, prompts, same
+from .conftest import EXACT, Engines, prompts
+from .test_engine import same
 
 TOKENS = 6
 TWO = {"SIEVEMLA_VLLM_RANKS": "check", "OMP_NUM_THREADS": "1", "VLLM_CPU_CI_ENV": "1"}
@@ -37,14 +37,11 @@ def run(
 
 
 @pytest.fixture(scope="session")
-def alone(engines: Engines):
+def alone(fresh, unselective):
     """What one rank generates, by model and index_topk (None: the checkpoint's)."""
-    made: dict[tuple[str, int | None], list[dict]] = {}
-
     def of(name: str, topk: int | None) -> list[dict]:
-        if (name, topk) not in made:
-            made[name, topk] = engines(f"alone-{name}-{topk}", *job(engines, name, topk), **EXACT)["runs"][0]
-        return made[name, topk]
+        made = (unselective if topk else fresh)[name]["runs"][0]
+        return [{**one, "tokens": one["tokens"][:TOKENS], "logprobs": one["logprobs"][:TOKENS]} for one in made]
 
     return of
 

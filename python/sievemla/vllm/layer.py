@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
 # mypy: disable-error-code="misc"
-"""vLLM's layer around MLA attention, in another order: the indexer goes first, so that in a captured step it runs beside
-what does not need it (queries' projection, norm, rope, W_UK, the write into the latent cache)."""
+"""vLLM's layer around MLA attention, in another order: the indexer goes first, so that in a captured step it runs
+beside what does not need it (queries' projection, norm, rope, W_UK, the write into the latent cache)."""
 
 from __future__ import annotations
 

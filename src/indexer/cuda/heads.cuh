@@ -129,8 +129,8 @@ __device__ inline void write_key(const WriteKeysParams& p, std::int64_t token, i
   }
 }
 
-// These do not let the next kernel start: scores fill every multiprocessor, and would lie badly beside what is left here
-// (64 rows at 32K: 96 us instead of 82).
+// These do not let the next kernel start: scores fill every multiprocessor, and would lie badly beside what is left
+// here (64 rows at 32K: 96 us instead of 82).
 template <class Arch>
 __global__ void write_keys_kernel(const __grid_constant__ WriteKeysParams p) {
   cuda::wait_for_kernel();

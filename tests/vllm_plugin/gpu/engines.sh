@@ -34,14 +34,16 @@ run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
 run ours-shared -- shared $ours --tokens 24
 run ours-sm80 SIEVEMLA_CUDA_CONFIG=sm80 -- plain $ours
 run ours-no-deep-gemm -- plain $ours --no-deep-gemm
-run ours-sleep -- plain $ours --sleep
 run ours-weights-on-cpu -- plain $ours --weights-on-cpu 0.2
 run ours-offload -- plain $ours $decode --offload
 ! selected restated || restated
 ! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
 ! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
 
-last() { run graphs-on-again -- plain $ours $full; }  # on, off, on, with one cache folder
+last() {  # when the others are gone
+  run graphs-on-again -- plain $ours $full  # on, off, on, with one cache folder
+  run ours-sleep -- plain $ours --sleep  # vLLM takes memory that another process takes meanwhile for its own
+}
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
   "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
