@@ -40,9 +40,10 @@ run ours-offload -- plain $ours $decode --offload
 ! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
 ! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
 
-last() {  # when the others are gone
+last() {
+  run ours-sleep -- plain $ours --sleep  # alone: vLLM takes for its own what others allocate meanwhile
+  wait
   run graphs-on-again -- plain $ours $full  # on, off, on, with one cache folder
-  run ours-sleep -- plain $ours --sleep  # vLLM takes memory that another process takes meanwhile for its own
 }
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
