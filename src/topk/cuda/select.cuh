@@ -265,8 +265,9 @@ struct Select {
     // About the least score in a bin.
     __device__ float edge(int bin) const { return low + width / (kBins - 1) * (static_cast<float>(bin) - 0.5f); }
   };
-  // From the least to the largest finite score of a quarter of the entries.
-  __device__ Cut cut_of(const float (&x)[kEntries]) {
+  // From the least to the largest finite score of the first four entries: a quarter of all that a thread can have.
+  template <int N>
+  __device__ Cut cut_of(const float (&x)[N]) {
     float low = INFINITY, high = -INFINITY;
 #pragma unroll
     for (int c = 0; c < 4; ++c)
@@ -752,18 +753,13 @@ struct Select {
         return;
       }
     }
-    if (!from_list) return select_short(scores, listed, k, later);
-    finish(x, listed, k, cut, true);
-  }
-  // Of a row that is its own list; brings `later` scores of one ahead into L2.
-  __device__ void select_short(const float* scores, int n, int k, int later) {
-    float x[kEntries];
-    Cut cut{};
-    set_groups(n);
-    take(scores, n, x);
-    if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
-    if (k < n) cut = cut_of(x);
-    finish(x, n, k, cut, false);
+    if (!from_list) {
+      set_groups(listed);
+      take(scores, listed, x);
+      if (thread * 32 < later) cuda::prefetch_l2(p.scores + (row + p.ahead) * p.scores_row + thread * 32);
+      if (k < listed) cut = cut_of(x);
+    }
+    finish(x, listed, k, cut, from_list);
   }
   // Selects k of the entries and stores their ids.
   __device__ void finish(const float (&x)[kEntries], int listed, int k, Cut cut, bool from_list) {
@@ -809,6 +805,7 @@ struct Select {
   }
   // Puts the candidates into s.list, in ascending position.
   __device__ void sort_candidates(int listed, int n, SpanWord* words) {
+    static_assert(base::kCandidates <= kList);
     constexpr int kEach = kSpanWords / kThreads;
     const auto* const from = reinterpret_cast<const float2*>(p.candidates[row].of);
     const auto each_in_span = [&](int first, auto&& f) {

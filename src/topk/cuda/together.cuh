@@ -133,12 +133,13 @@ struct Together {
     }
   }
 
-  // A bin of equal width for a score that is in a list.
+  // Of equal width, between two scores; what lies outside goes to the first or last one.
+  template <int Count>
   struct Bins {
     float scale, offset;
-    __device__ explicit Bins(const float (&cut)[2]) : scale(reciprocal(cut[1])), offset(-cut[0] * scale) {}
+    __device__ Bins(float low, float width) : scale(reciprocal(width)), offset(-low * scale) {}
     __device__ int of(float score) const {
-      return __float_as_int(fmaf(__saturatef(fmaf(score, scale, offset)), kListBins - 1, kCode)) - __float_as_int(kCode);
+      return __float_as_int(fmaf(__saturatef(fmaf(score, scale, offset)), Count - 1, kCode)) - __float_as_int(kCode);
     }
   };
   __device__ static unsigned long long number_of(ListEntry e) {
@@ -163,7 +164,7 @@ struct Together {
     }
     const int k = min(n, p.k);
     if (n <= kList) {
-      if (rank == 0) one.select_short(scores, n, k, 0);
+      if (rank == 0) select_from(scores, n, k, false);
       return;
     }
     constexpr int kSamples = 4 * kThreads;
@@ -171,12 +172,12 @@ struct Together {
     bool good = k <= kList / 4 * 3 && sample_rank < kSamples;
     if (good) good = guess(x.sample, sample_rank);
     if (!good) return read_again();
-    const float cut[2] = {s.select.cut[0], s.select.cut[1]};
-    const int listed = filter(x, cut[0]);
+    const float threshold = s.select.cut[0];
+    const int listed = filter(x, threshold);
     __syncthreads();  // the list is there
 
     const IdRow ids(p.out, row);
-    const Bins bins(cut);
+    const Bins<kListBins> bins(threshold, s.select.cut[1]);
     int pages[2] = {-1, -1};  // of the first entries: asked for here, waited for in the end
     if (listed > kList) {
       if (thread == 0) s.counts[0] = kMostTogether;  // more than any list may have
@@ -223,7 +224,10 @@ struct Together {
     int base = __reduce_add_sync(~0u, bin > found.bin ? lower : 0);
     if (lane == 0) s.select.low[warp] = base;
     const bool whole = need == found.count;
-    if (!whole && found.count > kFew) return select_alone(cut, total, k);
+    if (!whole && found.count > kFew) {
+      if (gather_lists()) select_from(scores, total, k, true);
+      return;
+    }
     if (!whole) {
       each_pair(listed, [&](int, const Pair& pair) {
 #pragma unroll
@@ -285,23 +289,37 @@ struct Together {
 
   // The threshold from the sample, and how far above it the largest is, into s.select.cut: whether there is one.
   __device__ bool guess(float4 sample, int sample_rank) {
-    float x[One::kEntries], code[One::kEntries];
-    one.set_groups(4 * kThreads);
-    x[0] = canonical(sample.x), x[1] = canonical(sample.y), x[2] = canonical(sample.z), x[3] = canonical(sample.w);
+    const float x[4] = {canonical(sample.x), canonical(sample.y), canonical(sample.z), canonical(sample.w)};
     const typename One::Cut cut = one.cut_of(x);
     if (!cut.good()) return false;
-    one.find_bin_of(x, cut, sample_rank, code);
+    const Bins<kBins> bins(cut.low, cut.width);
+#pragma unroll
+    for (const float score : x) atomicAdd(&s.select.bins[bins.of(score)], 1);
+    one.find_bin(sample_rank);
     const int bin = s.select.found.bin;
     const float threshold = cut.edge(bin);
     if (thread == 0) s.select.cut[0] = threshold, s.select.cut[1] = cut.width + (cut.low - threshold);
     __syncthreads();
     return bin > 0;
   }
+  // Of a row, or of the list, of n entries, by this CTA alone.
+  __device__ void select_from(const float* scores, int n, int k, bool from_list) {
+    float x[One::kEntries];
+    typename One::Cut cut{s.select.cut[0], s.select.cut[1]};
+    if (from_list) {
+      one.take_list(n, x);
+    } else {
+      one.set_groups(n);
+      one.take(scores, n, x);
+      if (k < n) cut = one.cut_of(x);
+    }
+    one.finish(x, n, k, cut, from_list);
+  }
   __device__ void read_again() {
     if (rank == 0) read_row_again<Tile>(p, s.select, row);
   }
-  // The first CTA selects from all lists.
-  __device__ void select_alone(const float (&cut)[2], int total, int k) {
+  // All lists into the first CTA's: whether this is the one.
+  __device__ bool gather_lists() {
     if (rank == 0) {
       int at = s.listed;
 #pragma unroll 1
@@ -315,10 +333,8 @@ struct Together {
       }
     }
     cuda::cluster_sync();
-    if (rank > 0) return;
-    float x[One::kEntries];
-    one.take_list(total, x);
-    one.finish(x, total, k, {cut[0], cut[1]}, true);
+    if (rank > 0) return false;
+    return true;
   }
 };
 
