@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda_bench.cuh"
 #include "cuda/context.cuh"
+#include "cuda_bench.cuh"
 #include "cuda_timer.cuh"
 #include "topk/cuda/kernels.cuh"
 
@@ -37,10 +37,10 @@ void launch(CudaParams p, cudaStream_t stream = nullptr) {
                                                        : kKernels.alone;
   void* args[] = {&p};
   if (p.parts == kTogether && p.width > kListEntries && p.width <= kMostTogether && !p.starts) {
-    GOOD(sievemla::cuda::launch(kKernels.together.kernel,
-                                {std::int64_t{p.rows} * kTogether, kKernels.together.threads,
-                                 kKernels.together.smem_bytes, 1, kTogether, true},
-                                stream, args));
+    GOOD(sievemla::cuda::launch(
+        kKernels.together.kernel,
+        {std::int64_t{p.rows} * kTogether, kKernels.together.threads, kKernels.together.smem_bytes, 1, kTogether, true},
+        stream, args));
     return;
   }
   GOOD(cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
@@ -266,9 +266,9 @@ int bench() {
   struct {
     int rows, length;
     std::vector<int> parts;
-  } cases[] = {{1, 8192, {1}},        {1, 65536, {8, 32}},  {1, 131072, {8, 32}}, {1, 1 << 20, {16, 32}},
-               {8, 131072, {8, 16}}, {16, 65536, {4, 8}},   {64, 8192, {1}},      {64, 65536, {1, 2}},   {128, 131072, {1, 2}},
-               {256, 131072, {1, 2}}, {4096, 8192, {1}},    {4096, 32768, {1}}};
+  } cases[] = {{1, 8192, {1}},        {1, 65536, {8, 32}},   {1, 131072, {8, 32}}, {1, 1 << 20, {16, 32}},
+               {8, 131072, {8, 16}},  {16, 65536, {4, 8}},   {64, 8192, {1}},      {64, 65536, {1, 2}},
+               {128, 131072, {1, 2}}, {256, 131072, {1, 2}}, {4096, 8192, {1}},    {4096, 32768, {1}}};
   for (const auto& c : cases) {
     CudaParams p{};
     const std::size_t n = static_cast<std::size_t>(c.rows) * static_cast<std::size_t>(c.length);

@@ -171,8 +171,7 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   const int cluster = choice.merge == Merge::cluster ? p.parts : 1;
   const std::int64_t ctas = choice.items * groups;
   const int smem = ctas <= context.multiprocessors ? std::max(tile.smem_bytes, config.alone_bytes) : tile.smem_bytes;
-  cuda::launch(tile.kernel, {ctas, tile.threads, smem, 1, cluster, early}, stream,
-               arguments, "attention");
+  cuda::launch(tile.kernel, {ctas, tile.threads, smem, 1, cluster, early}, stream, arguments, "attention");
   if (choice.merge == Merge::kernel) {
     const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
     cuda::launch(config.merge, {all_heads, kMergeThreads, 0, merge_rows(all_heads, context.multiprocessors), 1, early},
@@ -191,7 +190,8 @@ void attention_cuda_prepare(int config_sm) {
   for (const ConfigKernels& config : config_kernels()) {
     if (config.sm != config_sm) continue;
     for (const RowKernels& rows : config.rows)
-      for (const TileKernel& tile : rows.tiles()) cuda::load_kernel(tile.kernel, std::max(tile.smem_bytes, config.alone_bytes));
+      for (const TileKernel& tile : rows.tiles())
+        cuda::load_kernel(tile.kernel, std::max(tile.smem_bytes, config.alone_bytes));
     cuda::load_kernel(config.merge, 0);
   }
 }

@@ -17,7 +17,6 @@ struct SelectKernel {
 inline constexpr int kTogether = 8;            // CTAs that have a row together
 inline constexpr int kMostTogether = 1 << 17;  // of its scores, at most
 
-
 struct ConfigKernels {
   int sm;                               // of the config, as cuda::Config
   SelectKernel of_list, alone, shared;  // rows that fit a list; of any length; the same, by `parts` CTAs each

@@ -14,18 +14,27 @@
 
 namespace sievemla::stage::topk {
 
-inline constexpr int kListBins = 512;          // a thread each
+inline constexpr int kListBins = 512;  // a thread each
 
 template <class Tile>
 struct TogetherSmem {
   SelectSmem<Tile> select;
-  int counts[kListBins];                      // of this CTA's list
+  int counts[kListBins];                     // of this CTA's list
   alignas(16) unsigned long long few[kFew];  // of all CTAs, one after the other's
   int listed, few_count;
-  int before;                  // few of the CTAs before
-  unsigned long long least;    // of the few that are selected
-  unsigned selected[2];        // bit per few
+  int before;                // few of the CTAs before
+  unsigned long long least;  // of the few that are selected
+  unsigned selected[2];      // bit per few
 };
+
+// Apart, as read_row_again.
+template <class Tile>
+__device__ __noinline__ void select_list(const CudaParams& p, SelectSmem<Tile>& s, int row, int listed, int k) {
+  Select<Tile> one(p, s, row);
+  float x[Select<Tile>::kEntries];
+  one.take_list(listed, x);
+  one.finish(x, listed, k, {s.cut[0], s.cut[1]}, true);
+}
 
 template <class Tile>
 struct Together {
@@ -55,18 +64,23 @@ struct Together {
   __device__ void load(const float* scores, int n, Loads& x) {
     const int fours = n / 4;
     groups = (n + kTogether * 4 * kThreads - 1) / (kTogether * 4 * kThreads);
-    x.sample = __ldcg(reinterpret_cast<const float4*>(scores) + static_cast<int>(static_cast<unsigned>(fours) *
-                                                                                 static_cast<unsigned>(thread) / kThreads));
+    x.sample = __ldcg(reinterpret_cast<const float4*>(scores) +
+                      static_cast<int>(static_cast<unsigned>(fours) * static_cast<unsigned>(thread) / kThreads));
+    const std::uint64_t once = cuda::l2_policy(true);
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {  // all at once: without a branch
+      const int at = position_of(j);
+      x.of[j] = {NAN, NAN, NAN, NAN};  // which reaches no threshold
+      cuda::load_once(x.of[j], reinterpret_cast<const float4*>(scores + at), j < groups && at + 4 <= n, once);
+    }
+    if (n % 4 == 0) return;
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
-      if (j >= groups) break;
       const int at = position_of(j);
-      if (at + 4 <= n) {
-        x.of[j] = __ldcg(reinterpret_cast<const float4*>(scores + at));
-      } else {  // NaN reaches no threshold
-        const auto one_of = [&](int i) { return at + i < n ? __ldcg(scores + at + i) : NAN; };
-        x.of[j] = {one_of(0), one_of(1), one_of(2), one_of(3)};
-      }
+      if (j >= groups || at / 4 != n / 4) continue;
+      x.of[j].x = __ldcg(scores + at);
+      if (n % 4 > 1) x.of[j].y = __ldcg(scores + at + 1);
+      if (n % 4 > 2) x.of[j].z = __ldcg(scores + at + 2);
     }
   }
 
@@ -83,7 +97,8 @@ struct Together {
       reach += four << (4 * j);
     }
     // How many of each group, in bytes: of groups 0, 2, 4, 6 and 1, 3, 5, 7.
-    const unsigned pairs = reach - (reach >> 1 & 0x55555555u), all_fours = (pairs & 0x33333333u) + (pairs >> 2 & 0x33333333u);
+    const unsigned pairs = reach - (reach >> 1 & 0x55555555u),
+                   all_fours = (pairs & 0x33333333u) + (pairs >> 2 & 0x33333333u);
     const unsigned even = all_fours & 0x0F0F0F0Fu, odd = all_fours >> 4 & 0x0F0F0F0Fu;
     unsigned upto_even = even, upto_odd = odd;  // 128 in a byte at most
 #pragma unroll
@@ -163,15 +178,21 @@ struct Together {
       if (n > kList) load(scores, n, x);
     }
     const int k = min(n, p.k);
-    if (n <= kList) {
-      if (rank == 0) select_from(scores, n, k, false);
-      return;
-    }
+    const int left = n > kList ? select(x, n, k) : list_row(scores, n);
+    if (left == kDone || rank > 0) return;
+    if (left == kAgain) read_row_again<Tile>(p, s.select, row);
+    else select_list<Tile>(p, s.select, row, left, k);
+  }
+
+  // The k largest of a row of n: kDone, or what is left to the first CTA. That is to read the row again (kAgain), or to
+  // select from so many in its list.
+  static constexpr int kDone = -1, kAgain = -2;
+  __device__ int select(const Loads& x, int n, int k) {
     constexpr int kSamples = 4 * kThreads;
     const int sample_rank = One::rank_of(kSamples, n, k);
     bool good = k <= kList / 4 * 3 && sample_rank < kSamples;
     if (good) good = guess(x.sample, sample_rank);
-    if (!good) return read_again();
+    if (!good) return kAgain;
     const float threshold = s.select.cut[0];
     const int listed = filter(x, threshold);
     __syncthreads();  // the list is there
@@ -217,7 +238,7 @@ struct Together {
     __syncthreads();
     if (total < k || total > kList) {
       cuda::cluster_sync();
-      return read_again();
+      return kAgain;
     }
     const auto found = s.select.found;
     const int need = k - found.above;
@@ -225,8 +246,8 @@ struct Together {
     if (lane == 0) s.select.low[warp] = base;
     const bool whole = need == found.count;
     if (!whole && found.count > kFew) {
-      if (gather_lists()) select_from(scores, total, k, true);
-      return;
+      gather_lists();
+      return total;
     }
     if (!whole) {
       each_pair(listed, [&](int, const Pair& pair) {
@@ -285,6 +306,7 @@ struct Together {
       }
     });
     if (k < p.k && rank == 0) one.store(k, p.k - k, [](int) { return -1; });
+    return kDone;
   }
 
   // The threshold from the sample, and how far above it the largest is, into s.select.cut: whether there is one.
@@ -302,24 +324,18 @@ struct Together {
     __syncthreads();
     return bin > 0;
   }
-  // Of a row, or of the list, of n entries, by this CTA alone.
-  __device__ void select_from(const float* scores, int n, int k, bool from_list) {
-    float x[One::kEntries];
-    typename One::Cut cut{s.select.cut[0], s.select.cut[1]};
-    if (from_list) {
-      one.take_list(n, x);
-    } else {
-      one.set_groups(n);
-      one.take(scores, n, x);
-      if (k < n) cut = one.cut_of(x);
-    }
-    one.finish(x, n, k, cut, from_list);
+  // A short row as the first CTA's list, cut between the least and the largest finite score of some: how long it is.
+  __device__ int list_row(const float* scores, int n) {
+    if (rank > 0) return n;
+    float some[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
+#pragma unroll 4
+    for (int i = thread; i < n; i += kThreads) s.select.list[i] = {some[0] = canonical(__ldcg(scores + i)), i};
+    const typename One::Cut cut = one.cut_of(some);
+    if (thread == 0) s.select.cut[0] = cut.low, s.select.cut[1] = cut.width;
+    return n;
   }
-  __device__ void read_again() {
-    if (rank == 0) read_row_again<Tile>(p, s.select, row);
-  }
-  // All lists into the first CTA's: whether this is the one.
-  __device__ bool gather_lists() {
+  // All lists into the first CTA's.
+  __device__ void gather_lists() {
     if (rank == 0) {
       int at = s.listed;
 #pragma unroll 1
@@ -328,18 +344,18 @@ struct Together {
         const std::uint32_t list = cuda::cluster_address(cuda::shared_address(s.select.list), i);
 #pragma unroll 1
         for (int e = thread; e < n; e += kThreads)
-          s.select.list[at + e] = {cuda::cluster_load(list + e * 8), __float_as_int(cuda::cluster_load(list + e * 8 + 4))};
+          s.select.list[at + e] = {cuda::cluster_load(list + e * 8),
+                                   __float_as_int(cuda::cluster_load(list + e * 8 + 4))};
         at += n;
       }
     }
     cuda::cluster_sync();
-    if (rank > 0) return false;
-    return true;
   }
 };
 
 template <class Arch, class Tile>
-__global__ __launch_bounds__(Tile::kMostThreads, Tile::kCtas) void together_kernel(const __grid_constant__ CudaParams p) {
+__global__ __launch_bounds__(Tile::kMostThreads,
+                             Tile::kCtas) void together_kernel(const __grid_constant__ CudaParams p) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int cta = static_cast<int>(blockIdx.x);
   Together<Tile>(p, *reinterpret_cast<TogetherSmem<Tile>*>(smem), cta / kTogether, cta % kTogether).run();

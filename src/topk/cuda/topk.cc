@@ -86,9 +86,13 @@ void select_rows(CudaParams p, const base::Exec& exec) {
     p.lists = reinterpret_cast<ListEntry*>(space + at.lists);
   }
   const ConfigKernels& kernels = kernels_on(context);
-  const bool together = kernels.together.kernel && p.parts > 1 && !p.skip_empty && comes_together(p, context.multiprocessors);
+  const bool together =
+      kernels.together.kernel && p.parts > 1 && !p.skip_empty && comes_together(p, context.multiprocessors);
   if (together) p.parts = kTogether;
-  const SelectKernel& kernel = together ? kernels.together : width <= kListEntries ? kernels.of_list : p.parts > 1 ? kernels.shared : kernels.alone;
+  const SelectKernel& kernel = together                ? kernels.together
+                               : width <= kListEntries ? kernels.of_list
+                               : p.parts > 1           ? kernels.shared
+                                                       : kernels.alone;
   void* arguments[] = {&p};
   // With a CTA a row, those that had waited beside another kernel's were slower.
   const bool early = kernels.sm >= 90 && (p.parts > 1 || p.skip_empty);
@@ -173,8 +177,8 @@ void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
 void topk_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    for (const SelectKernel& kernel : {kernels.of_list, kernels.alone, kernels.shared, kernels.together, kernels.guess,
-                                       kernels.choose})
+    for (const SelectKernel& kernel :
+         {kernels.of_list, kernels.alone, kernels.shared, kernels.together, kernels.guess, kernels.choose})
       if (kernel.kernel) cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
     for (const void* kernel : {kernels.slots, kernels.pools, kernels.candidates, kernels.order, kernels.pick})
       cuda::load_kernel(kernel, 0);
