@@ -66,21 +66,21 @@ struct Together {
     groups = (n + kTogether * 4 * kThreads - 1) / (kTogether * 4 * kThreads);
     x.sample = __ldcg(reinterpret_cast<const float4*>(scores) +
                       static_cast<int>(static_cast<unsigned>(fours) * static_cast<unsigned>(thread) / kThreads));
-    const std::uint64_t once = cuda::l2_policy(true);
+    const int at = position_of(0);
+    const float* const from = scores + at;
+    if (at + (groups - 1) * 128 + 4 <= n) {
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {  // all at once: without a branch
-      const int at = position_of(j);
-      x.of[j] = {NAN, NAN, NAN, NAN};  // which reaches no threshold
-      cuda::load_once(x.of[j], reinterpret_cast<const float4*>(scores + at), j < groups && at + 4 <= n, once);
+      for (int j = 0; j < kGroups; ++j) {
+        if (j >= groups) break;
+        x.of[j] = __ldcg(reinterpret_cast<const float4*>(from + j * 128));
+      }
+      return;
     }
-    if (n % 4 == 0) return;
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      const int at = position_of(j);
-      if (j >= groups || at / 4 != n / 4) continue;
-      x.of[j].x = __ldcg(scores + at);
-      if (n % 4 > 1) x.of[j].y = __ldcg(scores + at + 1);
-      if (n % 4 > 2) x.of[j].z = __ldcg(scores + at + 2);
+    for (int j = 0; j < kGroups; ++j) {  // NaN, which reaches no threshold, beyond the end
+      if (j >= groups) break;
+      const auto of = [&](int c) { return at + j * 128 + c < n ? __ldcg(from + j * 128 + c) : NAN; };
+      x.of[j] = {of(0), of(1), of(2), of(3)};
     }
   }
 
