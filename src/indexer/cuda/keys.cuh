@@ -184,11 +184,12 @@ struct WarpKeys {
     const int g = lane / 4, c = lane % 4;
     const auto take_row = [&](int i, const unsigned char* row) { take(i, row), take(i + 1, row + kDim / 2); };
     missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
+    const float* scales[2];
     if (p.table) {
       const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
-      const float* const scales =
+      scales[0] =
           reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) + place.inside + g;
-      scale[0] = __ldg(scales), scale[1] = __ldg(scales + 8);
+      scales[1] = scales[0] + 8;
       const auto mine = reinterpret_cast<unsigned long long>(page + static_cast<std::int64_t>(place.inside) * kDim);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -198,10 +199,11 @@ struct WarpKeys {
     } else {
       const auto at = [&](int key) { return contiguous(p, source, first + key); };
 #pragma unroll
-      for (int i = 0; i < 2; ++i) scale[i] = __ldg(p.scales + at(16 * c + g + 8 * i));
+      for (int i = 0; i < 2; ++i) scales[i] = p.scales + at(16 * c + g + 8 * i);
 #pragma unroll
       for (int i = 0; i < 2 * kTiles; ++i) take_row(2 * i, p.keys + at(8 * i + g) * p.page_bytes + c * 16);
     }
+    scale[0] = __ldg(scales[0]), scale[1] = __ldg(scales[1]);
   }
   // part(i), as fetch had them taken. Once.
   template <class Part>
