@@ -63,20 +63,12 @@ PassVariant ring(const char* name) {
           {{ring_kernel_of<Sm90, OneRow, Columns<32, 1>, 1>(), ring_kernel_of<Sm90, OneRow, Columns<64, 1>, 1>()},
            {ring_kernel_of<Sm90, SomeRows, Columns<32, 4>, 2>(), ring_kernel_of<Sm90, SomeRows, Columns<64, 2>, 4>()}}};
 }
-const HeldVariant kHeld[] = {rows<RowsTile<9, 4>>("wgmma 9 x 4"),
-                             rows<RowsTile<10, 3>>("wgmma 10 x 3"),
-                             held<Fp8, HeldTile<Fp8, 4, 2, 4, 0>>("fp8 4 x 2"),
-                             held<Fp8, HeldTile<Fp8, 8, 1, 4, 0>>("fp8 8 x 1"),
-                             held<F16, HeldTile<F16, 4, 2, 2, 0>>("f16 4 x 2"),
-                             held<F16, HeldTile<F16, 8, 1, 3, 0>>("f16 8 x 1 order 0"),
-                             held<F16, HeldTile<F16, 8, 1, 3, 1>>("f16 8 x 1 order 1"),
-                             held<F16, HeldTile<F16, 8, 1, 3, 2>>("f16 8 x 1 order 2")};
+const HeldVariant kHeld[] = {rows<RowsTile<9, 4>>("wgmma 9 x 4"), rows<RowsTile<10, 3>>("wgmma 10 x 3"),
+                             held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
+                             held<F16, HeldTile<F16, 4, 2, 2>>("f16 4 x 2")};
 const PassVariant kPass[] = {ring<RingTile<2, 2, 8>, RingTile<1, 2, 8>>("wgmma 2 x 2 x 8"),
                              ring<RingTile<1, 2, 8>, RingTile<1, 1, 8>>("wgmma 1 x 2 x 8"),
-                             pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"),
-                             pass<Fp8, PassTile<Fp8, 8, 1>>("fp8 8 x 1"),
-                             pass<F16, PassTile<F16, 4, 2>>("f16 4 x 2"),
-                             pass<F16, PassTile<F16, 8, 1>>("f16 8 x 1")};
+                             pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 2>>("f16 4 x 2")};
 const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int math_of(const char* name) { return of_math(name, 0) ? 0 : of_math(name, 1) ? 1 : 2; }

@@ -221,32 +221,45 @@ struct WarpKeys {
     set([&](int i) { return part[i]; });
   }
 
-  // Over heads in ascending order, by pairs of heads in eight. Two eights at a time: their products hide each other's
-  // latency.
-  using Sums = float[kTiles][2];
-  __device__ void add_heads(Sums& sum, const unsigned char* heads, const float* weights, int padded, int lane) const {
-#pragma unroll 1
-    for (int n = 0; n < padded / 8; n += 2) {
+  // Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, and are
+  // added up while the next are multiplied.
+  struct Sums {
+    float sum[kTiles][2] = {};
+    Dots waiting = {};
+    float2 weights = {0, 0};  // of those that wait
+
+    __device__ void add(float2 w, const Dots& dot) {
 #pragma unroll
-      for (int i = n; i < n + 2; ++i) {
-        Words b;
-        load_head(b, heads, i, lane);
-        Dots dot;
-        steps<0>(dot, b);
-        const float2 w = *reinterpret_cast<const float2*>(weights + i * 8 + 2 * (lane % 4));
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          sum[t][0] = fmaf(w.x, dot[t][0] + fabsf(dot[t][0]), sum[t][0]);
-          sum[t][1] = fmaf(w.x, dot[t][2] + fabsf(dot[t][2]), sum[t][1]);
-          sum[t][0] = fmaf(w.y, dot[t][1] + fabsf(dot[t][1]), sum[t][0]);
-          sum[t][1] = fmaf(w.y, dot[t][3] + fabsf(dot[t][3]), sum[t][1]);
-        }
+      for (int t = 0; t < kTiles; ++t) {
+        sum[t][0] = fmaf(w.x, dot[t][0] + fabsf(dot[t][0]), sum[t][0]);
+        sum[t][1] = fmaf(w.x, dot[t][2] + fabsf(dot[t][2]), sum[t][1]);
+        sum[t][0] = fmaf(w.y, dot[t][1] + fabsf(dot[t][1]), sum[t][0]);
+        sum[t][1] = fmaf(w.y, dot[t][3] + fabsf(dot[t][3]), sum[t][1]);
       }
     }
+    __device__ void add_waiting() { add(weights, waiting); }
+    __device__ void clear() {
+#pragma unroll
+      for (auto& of_tile : sum) of_tile[0] = of_tile[1] = 0;
+    }
+  };
+  // Adds heads 8 n .. 8 n + 15; between() is called when what waited has been added.
+  template <class Between>
+  __device__ void add_heads(Sums& sums, const unsigned char* heads, const float* weights, int n, int lane,
+                            Between&& between) const {
+    const auto weights_of = [&](int i) { return *reinterpret_cast<const float2*>(weights + i * 8 + 2 * (lane % 4)); };
+    Dots dot;
+    multiply(heads, n, lane, dot);
+    sums.add_waiting();
+    between();
+    multiply(heads, n + 1, lane, sums.waiting);
+    sums.add(weights_of(n), dot);
+    sums.weights = weights_of(n + 1);
   }
 
   // Stores a row's scores: the four lanes of a key add up, and each keeps its share of the keys.
-  __device__ void store(const CudaScoreParams& p, const Sums& sum, int row, int length, int first, int lane) const {
+  __device__ void store(const CudaScoreParams& p, const Sums& sums, int row, int length, int first, int lane) const {
+    const auto& sum = sums.sum;
     float pair[2][2];
 #pragma unroll
     for (int t = 0; t < 2; ++t)
@@ -264,6 +277,11 @@ struct WarpKeys {
  private:
   __device__ static std::int64_t contiguous(const CudaScoreParams& p, int source, std::int64_t key) {
     return min(max(source + key, std::int64_t{0}), p.n - 1);
+  }
+  __device__ void multiply(const unsigned char* heads, int n, int lane, Dots& dot) const {
+    Words b;
+    load_head(b, heads, n, lane);
+    steps<0>(dot, b);
   }
   template <int Step>
   __device__ void steps(Dots& dot, const Words& b) const {

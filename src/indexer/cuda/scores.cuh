@@ -29,12 +29,12 @@ __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int
   return __reduce_max_sync(~0u, most);
 }
 
-template <class Arch, int Warps, int Ctas, int Stages, int Order>
+template <class Arch, int Warps, int Ctas, int Stages>
 struct HeldTile {
   using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
   using Keys = WarpKeys<Words>;
   static constexpr bool kSets = Words::kHeadBytes > kDim;  // heads are set once, for all warps
-  static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas, kStages = Stages, kOrder = Order;
+  static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas, kStages = Stages;
   static constexpr int kKeys = Warps * Keys::kKeys;  // of a CTA
 };
 
@@ -88,54 +88,66 @@ struct Held {
       else stage.source[i] = source_of(p, row + i);
     }
   }
-  __device__ void set(int stage, int to) const {  // what this thread copied
-    set_heads(s.stage[stage].heads, s.set[to], kStageHeads, thread, Tile::kThreads);
-  }
 
   __device__ void run(int first_row, int first_key) const {
     const int end = min(first_row + kHeldRows, p.rows), first = first_key + warp * Keys::kKeys;
     Keys keys{};
     int loaded = 0, loaded_source = 0;  // keys up to here, of this source
+    // The row before is stored while the first heads of this one are multiplied.
+    typename Keys::Sums sums{};
+    int row_of_sums = 0, length_of_sums = 0;
+    const auto store = [&] {
+      keys.store(p, sums, row_of_sums, length_of_sums, first, lane);
+      sums.clear();
+    };
+    const auto finish = [&] {
+      sums.add_waiting();
+      store();
+      sums = {}, length_of_sums = 0;
+    };
 #pragma unroll 1
     for (int i = 0; i < Tile::kStages - 1; ++i) {
       if (first_row + i * stage_rows < end) fetch(first_row + i * stage_rows, end, i);
       cuda::cp_async_commit();
     }
-    if constexpr (Tile::kSets && Tile::kOrder > 0) cuda::cp_async_wait<Tile::kStages - 2>(), set(0, 0);
-    int at = 0, set_at = 0;
+    int at = 0, set = 0;
 #pragma unroll 1
     for (int row = first_row; row < end; row += stage_rows) {
-      if constexpr (!Tile::kSets || Tile::kOrder == 0) cuda::cp_async_wait<Tile::kStages - 2>();
-      if constexpr (Tile::kSets && Tile::kOrder == 0) set(at, set_at);
+      const auto& stage = s.stage[at];
+      const unsigned char* heads = stage.heads;
+      cuda::cp_async_wait<Tile::kStages - 2>();
+      if constexpr (Tile::kSets) {
+        heads = s.set[set];
+        set_heads(stage.heads, s.set[set], kStageHeads, thread, Tile::kThreads);  // which this thread has copied
+        set ^= 1;
+      }
       __syncthreads();
       const int ahead = row + (Tile::kStages - 1) * stage_rows;
       if (ahead < end) fetch(ahead, end, at == 0 ? Tile::kStages - 1 : at - 1);
       cuda::cp_async_commit();
-      const auto& stage = s.stage[at];
-      const unsigned char* const heads = Tile::kSets ? s.set[set_at] : stage.heads;
-      at = at + 1 == Tile::kStages ? 0 : at + 1, set_at ^= 1;
-      const bool early = Tile::kOrder == 1 || warp % 8 < 4;
-      if constexpr (Tile::kSets && Tile::kOrder > 0)
-        if (early) cuda::cp_async_wait<Tile::kStages - 2>(), set(at, set_at);
+      at = at + 1 == Tile::kStages ? 0 : at + 1;
 #pragma unroll 1
       for (int i = 0; i < stage_rows && row + i < end; ++i) {
         const int length = min(max(stage.length[i], 0), p.width), source = stage.source[i];
         const int visible = min(length - first, Keys::kKeys);
         if (visible > 0) {
           if (loaded < visible || loaded_source != source) {
+            finish();
             loaded = min(longest_of(p, row + i, end, source, lane) - first, Keys::kKeys), loaded_source = source;
             keys.load(p, source, first, first + loaded, lane);
           }
-          typename Keys::Sums sums{};
-          keys.add_heads(sums, heads + i * padded * Tile::Words::kHeadBytes, stage.weights + i * padded, padded, lane);
-          keys.store(p, sums, row + i, length, first, lane);
+          const unsigned char* const mine = heads + i * padded * Tile::Words::kHeadBytes;
+          const float* const weights = stage.weights + i * padded;
+          keys.add_heads(sums, mine, weights, 0, lane, store);
+#pragma unroll 1
+          for (int n = 2; n < padded / 8; n += 2) keys.add_heads(sums, mine, weights, n, lane, [] {});
+          row_of_sums = row + i, length_of_sums = length;
         }
         if (p.fill && visible < Keys::kKeys)
           fill_row(p, row + i, first + max(visible, 0), min(first + Keys::kKeys, p.width), lane, 32);
       }
-      if constexpr (Tile::kSets && Tile::kOrder == 2)
-        if (!early) cuda::cp_async_wait<Tile::kStages - 2>(), set(at, set_at);
     }
+    finish();
   }
 };
 
@@ -285,7 +297,10 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
 #pragma unroll 1
       for (int i = 0; i < fold; ++i) {
         typename Keys::Sums sums{};
-        keys.add_heads(sums, s_heads + i * padded * kHeadBytes, s_weights + i * padded, padded, lane);
+#pragma unroll 1
+        for (int n = 0; n < padded / 8; n += 2)
+          keys.add_heads(sums, s_heads + i * padded * kHeadBytes, s_weights + i * padded, n, lane, [] {});
+        sums.add_waiting();
         const int row = unit * fold + i;
         keys.store(p, sums, row, length_of(p, row), first, lane);
       }
