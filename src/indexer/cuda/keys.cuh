@@ -221,7 +221,7 @@ struct WarpKeys {
     set([&](int i) { return part[i]; });
   }
 
-  // Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, and are
+  // Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, to be
   // added up while the next are multiplied.
   struct Sums {
     float sum[kTiles][2] = {};
