@@ -162,19 +162,20 @@ struct WarpKeys {
   float scale[2];        // of this lane's scores: keys g and g + 8 of tile c
   bool missing;          // their page lies nowhere
 
-  // Where this lane's scores lie: the page, negative for none, and the first key of the tile there.
+  // Where the page of this lane's scores lies.
   struct Place {
     int physical, inside;
+    bool missing;
   };
   // Of keys first .. first + kKeys - 1 of a source; those from `end` on need not exist.
   __device__ static Place find(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    Place place{-1, 0};
+    Place place{0, 0, false};
     if (!p.table) return place;
     const int mine = first + 16 * (lane % 4);  // a page is a multiple of 16 keys, so a tile lies in one
     const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
     place.inside = mine - page * p.page_size;
-    if (source >= 0 && source < p.requests && mine < end && page < p.table_pages)
-      place.physical = __ldg(p.table + source * p.table_row + page);
+    place.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
+    if (!place.missing) place.physical = __ldg(p.table + source * p.table_row + page);
     return place;
   }
   // Parts of 16 bytes of a lane, of 16 keys: key and byte. As registers want them, and as memory does.
@@ -190,7 +191,7 @@ struct WarpKeys {
   template <class Parts, class Take>
   __device__ void fetch(const CudaScoreParams& p, Place place, int source, int first, int lane, Take&& take) {
     const int g = lane / 4, c = lane % 4;
-    missing = p.table && (place.physical < 0 || place.physical >= p.pages);
+    missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
     const float* scales[2];
     if (p.table) {
       const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
