@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The SieveMLA authors
+# mypy: disable-error-code="misc"
+"""Prompts over an fp8_ds_mla cache: their requests' rows are copied into bf16 first, as FLASHMLA_SPARSE does, so that
+both round a row alike. Many rows of a prompt read each cached row, which is unpacked once that way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LEAST_ROWS = 16  # of a request in a step; a decoding request, with its drafts, has fewer
+MOST_CONTEXT = 16  # times the rows: beyond, a copy costs more than it may save
+MOST_ROWS = 65536  # of the copy
+
+
+@dataclass
+class Span:
+    """Rows of a step that follow each other, and the copy that they read."""
+
+    rows: slice
+    requests: range
+    pages: list[int]  # how many of each request are copied; empty: none, the rows read the cache
+    slots: torch.Tensor | None = None  # [n] i32, where the cache has the rows of the copy
+    table: torch.Tensor | None = None  # [requests of the step, max_pages] i32: where the copy has the pages
+
+
+def capacity_of(device: torch.device, context: int, page: int) -> int:
+    """Rows that a copy may have: where FLASHMLA_SPARSE is the other backend. 0: nothing is copied."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return 0
+    return min(-(-context // page) * page, MOST_ROWS)
+
+
+def spans_of(starts: list[int], lengths: list[int], page: int, capacity: int) -> list[Span]:
+    """starts [requests + 1], lengths [requests] with the new rows; capacity in rows. Every row is in one span."""
+    spans: list[Span] = []
+    for request, length in enumerate(lengths):
+        first, last = starts[request : request + 2]
+        pages = -(-length // page)
+        new = last - first
+        copied = new >= LEAST_ROWS and length <= MOST_CONTEXT * new and pages * page <= capacity
+        before = spans[-1] if spans else None
+        if before and (copied == bool(before.pages)) and (sum(before.pages) + pages) * page * copied <= capacity:
+            spans[-1] = Span(slice(before.rows.start, last), range(before.requests.start, request + 1), before.pages)
+        else:
+            spans.append(Span(slice(first, last), range(request, request + 1), []))
+        if copied:
+            spans[-1].pages.append(pages)
+    return spans
+
+
+def place(span: Span, block_table: torch.Tensor, page: int) -> None:
+    """Fills slots and table of a span with a copy."""
+    device = block_table.device
+    counts = torch.tensor(span.pages, device=device)
+    total = sum(span.pages)
+    ends = counts.cumsum(0)
+    owner = torch.repeat_interleave(counts, output_size=total)
+    source = torch.arange(total, device=device) - (ends - counts)[owner]
+    pages = block_table[owner + span.requests.start, source]
+    span.slots = (pages[:, None] * page + torch.arange(page, dtype=torch.int32, device=device)).flatten()
+    span.table = torch.zeros_like(block_table)
+    here = (ends - counts)[:, None] + torch.arange(block_table.shape[1], device=device)
+    span.table[span.requests.start : span.requests.stop] = here.clamp(max=total - 1)
