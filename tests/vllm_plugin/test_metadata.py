@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sievemla.vllm.metadata import rows_of
-from sievemla.vllm.unpacked import LEAST_ROWS, place, spans_of
+from sievemla.vllm.unpacked import LEAST_ROWS, copy_of, spans_of
 
 # New tokens of each request, and its length with them; requests of padding have neither.
 STEPS = {
@@ -48,10 +48,10 @@ def test_copies_of_prompts_hold_what_their_rows_see(name, capacity):
         assert not span.pages or min(new[r] for r in span.requests) >= LEAST_ROWS
         if not span.pages:
             continue
-        place(span, table, page)
+        copy = copy_of(span, table, page)
         for r in span.requests:
             position = torch.arange(lengths[r])
-            copied = span.table[r, position // page] * page + position % page
-            assert torch.equal(span.slots[copied], table[r, position // page] * page + position % page)
+            copied = copy.table[r, position // page] * page + position % page
+            assert torch.equal(copy.slots[copied], table[r, position // page] * page + position % page)
     if capacity == 4096:
         assert any(span.pages for span in spans) == (max(new) >= LEAST_ROWS)

@@ -164,7 +164,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         if self.layer.shard.ranks == 1:
             spans = attn_metadata.spans_over(page_size, self.capacity) if self.capacity else []
             if spans:
-                self._attend_by_spans(spans, nope, rope, cache, out, attn_metadata, positions)
+                self._attend_by_spans(spans, nope, rope, kv_c_and_k_pe_cache, out, attn_metadata, positions)
                 return out, None
             if selected != (attn_metadata.block_table.data_ptr(), rows, page_size):
                 slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request)
@@ -206,29 +206,23 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         spans: list[unpacked.Span],
         nope: torch.Tensor,
         rope: torch.Tensor | None,
-        cache: sievemla.KvCache,
+        pages: torch.Tensor,
         out: torch.Tensor,
         step: StepMetadata,
         positions: torch.Tensor,
     ) -> None:
         """As forward_mqa, where some rows read a copy of theirs."""
         work = self.layer.workspace
-        page_size = cache.pages.shape[1]
         for span in spans:
-            rows, table, read = span.rows, step.block_table, cache
-            if span.table is not None:
-                table, read = span.table, self._unpack(cache, span)
+            rows, table, cache = span.rows, step.block_table, self.cache(pages)
+            if span.copy is not None:
+                copied = work.unpacked[: len(span.copy.slots)]
+                sievemla.gather_latent(cache, span.copy.slots, copied, backend=work.backend)
+                table, cache = span.copy.table, self.cache(copied.view(-1, pages.shape[1], copied.shape[1]))
             slots = work.slots_of(positions)[rows]
-            slot_map = sievemla.SlotMap(table, page_size, step.row_request[rows])
+            slot_map = sievemla.SlotMap(table, pages.shape[1], step.row_request[rows])
             sievemla.positions_to_slots(positions[rows], slot_map, slots, backend=work.backend)
-            self._attend(nope[rows], None if rope is None else rope[rows], read, slots, out[rows])
-
-    def _unpack(self, cache: sievemla.KvCache, span: unpacked.Span) -> sievemla.KvCache:
-        work = self.layer.workspace
-        rows = work.unpacked[: len(span.slots)]
-        sievemla.gather_latent(cache, span.slots, rows, backend=work.backend)
-        pages = rows.view(-1, cache.pages.shape[1], rows.shape[1])
-        return sievemla.KvCache(pages, "bf16", self.latent, self.rope)
+            self._attend(nope[rows], None if rope is None else rope[rows], cache, slots, out[rows])
 
     # Undeclared, but called or read on every sparse layer.
 

@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 
 import sievemla
 
-from .unpacked import LEAST_ROWS, Span, place, spans_of
+from .unpacked import LEAST_ROWS, Span, copy_of, spans_of
 
 
 def shard_of(parallel: Any) -> sievemla.Shard:
@@ -62,11 +62,12 @@ class StepMetadata(AttentionMetadata):
         if self.spans is None:
             self.spans = []
             if self.max_query_len >= LEAST_ROWS and self.lengths is not None:
-                starts, lengths = (of.tolist() for of in (self.starts[: self.num_reqs + 1], self.lengths[: self.num_reqs]))
-                self.spans = spans_of(starts, lengths, page, capacity)
+                starts, lengths = self.starts[: self.num_reqs + 1], self.lengths[: self.num_reqs]
+                self.spans = spans_of(starts.tolist(), lengths.tolist(), page, capacity)
+                self.spans[-1].rows = slice(self.spans[-1].rows.start, self.num_actual_tokens)  # and padding
             for span in self.spans:
                 if span.pages:
-                    place(span, self.block_table, page)
+                    span.copy = copy_of(span, self.block_table, page)
         return self.spans
 
 

@@ -16,14 +16,19 @@ MOST_ROWS = 65536  # of the copy
 
 
 @dataclass
+class Copy:
+    slots: torch.Tensor  # [n] i32, where the cache has the rows of the copy
+    table: torch.Tensor  # [requests of the step, max_pages] i32: where the copy has their pages
+
+
+@dataclass
 class Span:
     """Rows of a step that follow each other, and the copy that they read."""
 
     rows: slice
     requests: range
     pages: list[int]  # how many of each request are copied; empty: none, the rows read the cache
-    slots: torch.Tensor | None = None  # [n] i32, where the cache has the rows of the copy
-    table: torch.Tensor | None = None  # [requests of the step, max_pages] i32: where the copy has the pages
+    copy: Copy | None = None
 
 
 def capacity_of(device: torch.device, context: int, page: int) -> int:
@@ -40,6 +45,8 @@ def spans_of(starts: list[int], lengths: list[int], page: int, capacity: int) ->
         first, last = starts[request : request + 2]
         pages = -(-length // page)
         new = last - first
+        if new == 0:  # padding
+            break
         copied = new >= LEAST_ROWS and length <= MOST_CONTEXT * new and pages * page <= capacity
         before = spans[-1] if spans else None
         if before and (copied == bool(before.pages)) and (sum(before.pages) + pages) * page * copied <= capacity:
@@ -51,8 +58,7 @@ def spans_of(starts: list[int], lengths: list[int], page: int, capacity: int) ->
     return spans
 
 
-def place(span: Span, block_table: torch.Tensor, page: int) -> None:
-    """Fills slots and table of a span with a copy."""
+def copy_of(span: Span, block_table: torch.Tensor, page: int) -> Copy:
     device = block_table.device
     counts = torch.tensor(span.pages, device=device)
     total = sum(span.pages)
@@ -60,7 +66,8 @@ def place(span: Span, block_table: torch.Tensor, page: int) -> None:
     owner = torch.repeat_interleave(counts, output_size=total)
     source = torch.arange(total, device=device) - (ends - counts)[owner]
     pages = block_table[owner + span.requests.start, source]
-    span.slots = (pages[:, None] * page + torch.arange(page, dtype=torch.int32, device=device)).flatten()
-    span.table = torch.zeros_like(block_table)
+    slots = pages[:, None] * page + torch.arange(page, dtype=torch.int32, device=device)
+    table = torch.zeros_like(block_table)
     here = (ends - counts)[:, None] + torch.arange(block_table.shape[1], device=device)
-    span.table[span.requests.start : span.requests.stop] = here.clamp(max=total - 1)
+    table[span.requests.start : span.requests.stop] = here.clamp(max=total - 1)
+    return Copy(slots.flatten(), table)
