@@ -133,7 +133,8 @@ def test_sparse_backend_decode_correctness(name, kv, block, tp, monkeypatch):
     common = SimpleNamespace(
         num_actual_tokens=rows, num_reqs=len(lengths), max_query_len=max(news), max_seq_len=max(lengths),
         query_start_loc=starts, seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table,
-        slot_mapping=every, query_start_loc_cpu=starts.cpu(), seq_lens_cpu_upper_bound=torch.tensor(lengths, device="cpu"),
+        slot_mapping=every, query_start_loc_cpu=starts.cpu(),
+        seq_lens_cpu_upper_bound=torch.tensor(lengths, device="cpu"),
     )
     config = SimpleNamespace(
         parallel_config=PARALLEL,
