@@ -82,7 +82,7 @@ def impl_of(heads: int, kv: str, topk: torch.Tensor, tokens: int, monkeypatch) -
         model_config=SimpleNamespace(max_model_len=2048, hf_text_config=SimpleNamespace(index_n_heads=32)),
     )
     monkeypatch.setattr(plugin_attention, "get_current_vllm_config", lambda: config)
-    monkeypatch.setattr(unpacked, "capacity_of", lambda device, context, page: context)  # prompts are copied
+    monkeypatch.setattr(unpacked, "capacity_of", lambda device, heads, context, page: context)
     monkeypatch.setattr(plugin_attention, "_written", {topk.data_ptr()})  # as by a layer with an indexer before it
     return plugin_attention.SieveMlaImpl(
         heads, LATENT + ROPE, (NOPE + ROPE) ** -0.5, kv_cache_dtype=kv, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE,

@@ -70,7 +70,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             raise ValueError(shared_layers.refusal(config.model_config.hf_text_config, stages))
         packed = kv_cache_dtype == "fp8_ds_mla" and qk_rope_head_dim > 0
         context = config.model_config.max_model_len
-        self.capacity = unpacked.capacity_of(buffer.device, context, PAGE) if packed else 0
+        self.capacity = unpacked.capacity_of(buffer.device, num_heads, context, PAGE) if packed else 0
         self.layer = Layer(workspace_of(buffer.device), shard_of(config.parallel_config), num_heads, kv_lora_rank)
         self.layer.workspace.claim(
             Bounds(

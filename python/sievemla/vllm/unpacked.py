@@ -2,7 +2,9 @@
 # Copyright The SieveMLA authors
 # mypy: disable-error-code="misc"
 """Prompts over an fp8_ds_mla cache: their requests' rows are copied into bf16 first, as FLASHMLA_SPARSE does, so that
-both round a row alike. Many rows of a prompt read each cached row, which is unpacked once that way."""
+both round a row alike. Many rows of a prompt read each cached row, which is unpacked once that way: on an H200 with 64
+heads and 2,048 new tokens of 32,768, 1.47 ms and 0.07 ms for the copy, instead of 1.74 ms. With 16 heads it would be
+slower, 1.05 and 0.07 instead of 0.84."""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 LEAST_ROWS = 16  # of a request in a step; a decoding request, with its drafts, has fewer
-MOST_CONTEXT = 16  # times the rows: beyond, a copy costs more than it may save
+LEAST_HEADS = 64
+MOST_CONTEXT = 32  # times the rows: a copied row takes 2 ns, a row that reads the copy saves 130
 MOST_ROWS = 65536  # of the copy
 
 
@@ -31,9 +34,9 @@ class Span:
     copy: Copy | None = None
 
 
-def capacity_of(device: torch.device, context: int, page: int) -> int:
-    """Rows that a copy may have: where FLASHMLA_SPARSE is the other backend. 0: nothing is copied."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+def capacity_of(device: torch.device, heads: int, context: int, page: int) -> int:
+    """Rows that a copy may have: on sm_90, where FLASHMLA_SPARSE is the other backend. 0: nothing is copied."""
+    if heads < LEAST_HEADS or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return 0
     return min(-(-context // page) * page, MOST_ROWS)
 
