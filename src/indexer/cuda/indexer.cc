@@ -147,16 +147,16 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
   const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
   // Rows that share keys: known where they are dealt evenly.
   const int rows_each = p.table ? p.rows_per_source : p.rows;
-  const bool few = rows_each <= kMostFold;
   const bool many_heads = p.heads > 32;
-  if (few) {
-    int fold = p.source ? 1 : rows_each;
-    const PassKernel& pass = kernels.pass[fold > 1][many_heads];
+  int fold = p.source ? 1 : rows_each;
+  const PassKernel& pass = kernels.pass[fold > 1][many_heads];
+  const int columns = columns_of(p.heads, std::min(fold, kMostFold));
+  if (rows_each <= kMostFold && columns <= pass.most_columns) {
     void* arguments[] = {&p, &fold};
     launch(exec, context, pass.kernel,
            {.ctas = std::int64_t{pass.ctas} * context.multiprocessors,
             .threads = pass.threads,
-            .smem_bytes = pass.smem_bytes(p.heads, fold),
+            .smem_bytes = pass.smem_bytes(columns),
             .early = kernels.sm >= 90},
            arguments, "index_scores");
     return;
@@ -251,7 +251,7 @@ void indexer_cuda_prepare(int config_sm) {
       for (const HeldKernel& held : some)
         if (held.kernel) cuda::load_kernel(held.kernel, held.smem_bytes);
     for (const auto& some : kernels.pass)
-      for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(kMostHeads, kMostFold));
+      for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(pass.most_columns));
     cuda::load_kernel(kernels.write_keys, 0);
     cuda::load_kernel(kernels.write_layer, 0);
     cuda::load_kernel(kernels.queries, 0);
