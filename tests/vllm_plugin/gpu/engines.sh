@@ -49,6 +49,6 @@ last() {
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
   "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
-  "ours8 ours8-piecewise" "ours8 ours8-chunked" "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again"
-  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "ours ours-weights-on-cpu" "unforced flashattn"
-  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
+  "ours8 ours8-piecewise" "ours8 ours8-chunked" "ours8 ours8-decode-graphs" "flashmla off-graphs"
+  "ours-graphs graphs-on-again" "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "ours ours-weights-on-cpu"
+  "unforced flashattn" "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
