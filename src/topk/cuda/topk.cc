@@ -24,9 +24,10 @@ int parts_of(std::int64_t rows, std::int64_t width, int multiprocessors) {
   return parts < 4 ? 1 : static_cast<int>(parts);
 }
 
-// Whether a row's CTAs may be a cluster: rows that are read four scores at a time, and so few that all run at once.
+// Whether a row's CTAs may be a cluster: rows that are read four scores at a time, and few. With a CTA on every
+// multiprocessor (16 rows) clusters were slower.
 bool comes_together(const CudaParams& p, int multiprocessors) {
-  return p.width <= kMostTogether && p.rows * kTogether <= multiprocessors && !p.starts && p.scores_row % 4 == 0 &&
+  return p.width <= kMostTogether && 2 * p.rows * kTogether <= multiprocessors && !p.starts && p.scores_row % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(p.scores) % 16 == 0;
 }
 
