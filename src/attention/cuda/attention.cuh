@@ -448,7 +448,7 @@ struct Attention {
                   Tile::kCtaHeads * part.index / part.parts,
                   min(Tile::kCtaHeads * (part.index + 1) / part.parts, p.fold * p.heads - first_head()), thread / 32,
                   Tile::kThreads / 32);
-    cuda::cluster_sync();  // until nobody reads here any more
+    cuda::cluster_meet();  // until nobody reads here any more
   }
 
   __device__ void write(int groups) {

@@ -502,7 +502,7 @@ struct Hopper {
       else cuda::barrier_sync(3, kConsumers);
       add_shares<4>(p, unit, part.parts, part.index, s_log2, s_shares, first_head, kHeads * part.index / part.parts,
                     min(kHeads * (part.index + 1) / part.parts, heads), warp, kConsumerWarps);
-      if (part.parts > 1) cuda::cluster_sync();  // until nobody reads here any more
+      if (part.parts > 1) cuda::cluster_meet();  // until nobody reads here any more
     } else {
       cuda::barrier_sync(3, kConsumers);
       const std::int64_t partial = (static_cast<std::int64_t>(place.item) * groups + place.group) * kHeads;

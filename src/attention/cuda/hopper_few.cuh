@@ -555,7 +555,7 @@ struct FewHeads {
       };
       if (4 * (last - first) <= kWarps) add.template operator()<1>();
       else add.template operator()<4>();
-      cuda::cluster_sync();  // until nobody reads here any more
+      cuda::cluster_meet();  // until nobody reads here any more
     }
     if (part.parts == 1 || p.merge != Merge::last) return;
 
