@@ -157,6 +157,19 @@ __device__ inline float load_shared(std::uint32_t s_from) {
   return x;
 }
 
+__device__ inline float4 load_shared4(std::uint32_t s_from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(s_from)
+               : "memory");
+  return x;
+}
+__device__ inline void store_shared4(std::uint32_t s_to, float4 x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(s_to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
 // ---- arithmetic -------------------------------------------------------------------------------------
 
 // d[16 x 8] += a[16 x 16] b[16 x 8], bf16 with f32 sums. g = lane / 4, c = lane % 4:
