@@ -37,6 +37,7 @@ struct HopperSmem {
   alignas(8) unsigned char live[2][8];         // bit per row: not a hole
   alignas(8) std::uint64_t full[2], empty[2];  // mbarriers
   int visible[64];                             // lanes of this part that the head may see
+  int least;                                   // lanes of the unit that every token sees
   float shared[2][64];                         // what the consumers tell each other, by head
   PlanSmem plan;
 };
@@ -232,6 +233,7 @@ struct Hopper {
 #pragma unroll
       for (int half = 0; half < 2; ++half) y[h][half] = __ldg(reinterpret_cast<const uint4*>(from + 256 * half));
     }
+    if (thread == 0) s.least = lanes_of_all(p, unit);
     if (thread < kHeads) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
     if constexpr (Rows::kRope > 0) {
 #pragma unroll
@@ -331,6 +333,20 @@ struct Hopper {
     return *reinterpret_cast<const float2*>(&s.scale[stage][scale_group][32 * group + 8 * j + 2 * c]);
   }
 
+  // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
+  __device__ void hide(int stage, int at) {
+    if (Rows::kScaled || begin + at + kTokens <= s.least) return;
+#pragma unroll 1
+    for (int row = max(0, s.least - begin - at) + thread / 32; row < kTokens; row += kConsumers / 32)
+#pragma unroll 1
+      for (int block = 0; block < kLatent / 64; ++block) {
+        auto& pair = reinterpret_cast<std::uint32_t*>(s.rows[stage][block] + row * 128)[lane];
+        pair = finite_bf16x2(pair);
+      }
+    cuda::fence_async();
+    cuda::barrier_sync(3, kConsumers);
+  }
+
   // P in x. Whether some of it is so large a part of this group's sum so far that its rounding to bf16 would show.
   __device__ bool softmax(int tile) {
     const int stage = tile % 2, first = tile * kTokens + 32 * group;
@@ -354,6 +370,7 @@ struct Hopper {
       if (c == 0) s.shared[group][row + 8 * r] = mine[r];
     }
     cuda::barrier_sync(3, kConsumers);
+    hide(stage, tile * kTokens);
     bool changed = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -420,7 +437,7 @@ struct Hopper {
 #pragma unroll
         for (int other = 0; other < 2; ++other)
           scale[other][k] =
-              Rows::kScaled ? scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k) : float2{1.f, 1.f};
+              Rows::kScaled ? finite(scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k)) : float2{1.f, 1.f};
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
 #pragma unroll

@@ -67,8 +67,12 @@ struct FewHeads {
   static constexpr int kQuads = 4 * kMine, kStats = kMine / 2, kPieceBytes = 16 * kGroup;
   static constexpr int kSlotPieces = 16 * Rows::kStride / kPieceBytes;
   static_assert(kQuads + kStats <= (kSlots - 4) * kSlotPieces, "a consumer's result and another's last tile");
-  // Of what kMostCluster - 1 others send: a part of all quads each, rounded up.
-  static_assert((kMostCluster - 1) * ((kQuads + kMostCluster - 1) / kMostCluster + kStats) <= kSlots * kSlotPieces);
+  // Of a cluster of so many: what another sends at most.
+  __device__ static constexpr int most_sent(int parts) { return (kQuads + parts - 1) / parts + kStats; }
+  __device__ static constexpr bool has_room(int parts) {
+    return parts < 2 || ((parts - 1) * most_sent(parts) <= kSlots * kSlotPieces && has_room(parts - 1));
+  }
+  static_assert(has_room(kMostCluster));
   static_assert(kGroup >= kSlots);
 
   const CudaParams& p;
@@ -393,8 +397,7 @@ struct FewHeads {
   __device__ void put_weights(std::uint32_t s_rows) {
 #pragma unroll
     for (int copy = 0; copy < Smem::kCopies; ++copy) {
-      float2 scale = scales(s_rows, copy);
-      scale = {finite(scale.x), finite(scale.y)};
+      const float2 scale = finite(scales(s_rows, copy));
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         float2 z = {y[place(m, 0)] * scale.x, y[place(m, 1)] * scale.y};
@@ -554,10 +557,9 @@ struct FewHeads {
     }
   }
 
-  // Of a cluster: the quads that CTA `index` adds up, and how many pieces another sends it at most.
+  // Of a cluster: the quads from here to the next's are CTA `index`'s to add up.
   __device__ bool is_cluster() const { return part.parts > 1 && p.merge == Merge::cluster; }
   __device__ int first_quad(int index) const { return kQuads * index / part.parts; }
-  __device__ int most_sent() const { return (kQuads + part.parts - 1) / part.parts + kStats; }
   __device__ std::uint32_t received() const { return cuda::shared_address(&s.received); }
   __device__ void expect_others() {
     if (!is_cluster()) return;
@@ -572,14 +574,14 @@ struct FewHeads {
     for (int i = 1; i < parts; ++i) {
       const int to = index + i < parts ? index + i : index + i - parts, slot = end_slot(to);
       const std::uint32_t barrier = cuda::cluster_address(received(), to);
-      give(peak, first_quad(to), first_quad(to + 1), (parts - 1 - i) * most_sent(), [&](int at, float4 x) {
+      give(peak, first_quad(to), first_quad(to + 1), (parts - 1 - i) * most_sent(parts), [&](int at, float4 x) {
         cuda::cluster_send(cuda::cluster_address(piece(slot, at), to), x, barrier);
       });
     }
     cuda::mbarrier_wait_cluster(received(), 0);
 #pragma unroll 1
     for (int i = 1; i < parts; ++i)
-      take_in(peak, end_slot(index), first_quad(index), first_quad(index + 1), (i - 1) * most_sent());
+      take_in(peak, end_slot(index), first_quad(index), first_quad(index + 1), (i - 1) * most_sent(parts));
   }
 
   __device__ void write(int item, int groups, int cta_group) {

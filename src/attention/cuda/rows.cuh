@@ -26,6 +26,7 @@ struct Fragment {
 
 // x, or a number that 0 times which is 0.
 __device__ inline float finite(float x) { return fmaxf(fminf(x, FLT_MAX), -FLT_MAX); }
+__device__ inline float2 finite(float2 x) { return {finite(x.x), finite(x.y)}; }
 // Two bf16, 0 in place of one that is not finite.
 __device__ inline std::uint32_t finite_bf16x2(std::uint32_t x) {
   if ((x & 0x7F80u) == 0x7F80u) x &= 0xFFFF0000u;
