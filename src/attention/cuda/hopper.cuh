@@ -335,16 +335,18 @@ struct Hopper {
 
   // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
   __device__ void hide(int stage, int at) {
-    if (Rows::kScaled || begin + at + kTokens <= s.least) return;
+    if constexpr (!Rows::kScaled) {
+      if (begin + at + kTokens <= s.least) return;
 #pragma unroll 1
-    for (int row = max(0, s.least - begin - at) + thread / 32; row < kTokens; row += kConsumers / 32)
+      for (int row = max(0, s.least - begin - at) + thread / 32; row < kTokens; row += kConsumers / 32)
 #pragma unroll 1
-      for (int block = 0; block < kLatent / 64; ++block) {
-        auto& pair = reinterpret_cast<std::uint32_t*>(s.rows[stage][block] + row * 128)[lane];
-        pair = finite_bf16x2(pair);
-      }
-    cuda::fence_async();
-    cuda::barrier_sync(3, kConsumers);
+        for (int block = 0; block < kLatent / 64; ++block) {
+          auto& pair = reinterpret_cast<std::uint32_t*>(s.rows[stage][block] + row * 128)[lane];
+          pair = finite_bf16x2(pair);
+        }
+      cuda::fence_async();
+      cuda::barrier_sync(3, kConsumers);
+    }
   }
 
   // P in x. Whether some of it is so large a part of this group's sum so far that its rounding to bf16 would show.

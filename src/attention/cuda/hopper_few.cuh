@@ -28,6 +28,9 @@ struct FewHeadsState {
   float peak, slack;
 };
 
+#ifndef FEW_EARLY
+#define FEW_EARLY 0
+#endif
 inline constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
 
 template <class Rows, class Tile>
@@ -73,6 +76,8 @@ struct FewHeads {
     return parts < 2 || ((parts - 1) * most_sent(parts) <= kSlots * kSlotPieces && has_room(parts - 1));
   }
   static_assert(has_room(kMostCluster));
+  static constexpr bool kEarly = FEW_EARLY;
+  static constexpr int kSent = kEarly ? kQuads + kStats : 0;
   static_assert(kGroup >= kSlots);
 
   const CudaParams& p;
@@ -478,6 +483,7 @@ struct FewHeads {
         if (residue) put_weights<true>(s_rows);
         else put_weights<false>(s_rows);
         residue = any(heavy);
+        if (kEarly && !residue && tile + 1 == tiles && is_cluster()) cuda::cluster_arrive();
         accumulate(tile, !residue);
       } while (residue);  // V takes in what rounding took from P; scores and weights are worked out again
     }
@@ -574,14 +580,14 @@ struct FewHeads {
     for (int i = 1; i < parts; ++i) {
       const int to = index + i < parts ? index + i : index + i - parts, slot = end_slot(to);
       const std::uint32_t barrier = cuda::cluster_address(received(), to);
-      give(peak, first_quad(to), first_quad(to + 1), (parts - 1 - i) * most_sent(parts), [&](int at, float4 x) {
+      give(peak, first_quad(to), first_quad(to + 1), kSent + (parts - 1 - i) * most_sent(parts), [&](int at, float4 x) {
         cuda::cluster_send(cuda::cluster_address(piece(slot, at), to), x, barrier);
       });
     }
     cuda::mbarrier_wait_cluster(received(), 0);
 #pragma unroll 1
     for (int i = 1; i < parts; ++i)
-      take_in(peak, end_slot(index), first_quad(index), first_quad(index + 1), (i - 1) * most_sent(parts));
+      take_in(peak, end_slot(index), first_quad(index), first_quad(index + 1), kSent + (i - 1) * most_sent(parts));
   }
 
   __device__ void write(int item, int groups, int cta_group) {
@@ -594,7 +600,7 @@ struct FewHeads {
       cuda::barrier_sync(kReady + order - 1, 2 * kGroup);
       take_in(peak, slot, 0, kQuads, 0);
     } else {
-      wait_for_slots(kQuads + kStats);
+      wait_for_slots(kQuads + kStats + (kEarly && is_cluster() ? (part.parts - 1) * most_sent(part.parts) : 0));
     }
     if (order < kGroups - 1) {
       give(peak, 0, kQuads, 0, [&](int at, float4 x) { cuda::store_shared4(piece(slot, at), x); });
@@ -603,7 +609,8 @@ struct FewHeads {
       return;
     }
     if (is_cluster()) {
-      cuda::cluster_sync();  // results may be sent: all rows have been read
+      if (!kEarly || tiles == 0) cuda::cluster_arrive();
+      cuda::cluster_wait();  // results may be sent: all rows have been read
       exchange(peak);
     }
     store(peak, item, groups, cta_group);
