@@ -2,8 +2,9 @@
 // Copyright The SieveMLA authors
 // bench/indexer_cuda.cu -- checks and times the CUDA score kernels alone: no library, no dependency.
 //
-//   indexer_cuda test     scores against double precision, with fp8 and with f16 tensor cores; exit 1 on an error
-//   indexer_cuda bench    the keys of the peer benchmark, by tile
+//   indexer_cuda test                   scores against double precision, with fp8 and with f16 tensor cores; exit 1 on
+//                                       an error
+//   indexer_cuda bench [TILE [CASE]]    the keys of the peer benchmark, by tile; names that hold these words alone
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -25,9 +26,11 @@ using namespace sievemla::stage::indexer;
 using sievemla::kv::from_e4m3;
 
 struct Fp8 {
+  static constexpr int kSmemBytes = 99 * 1024;
   static constexpr bool kFp8Mma = true;
 };
 struct F16 {
+  static constexpr int kSmemBytes = 99 * 1024;
   static constexpr bool kFp8Mma = false;
 };
 struct HeldVariant {
@@ -62,7 +65,7 @@ PassVariant ring(const char* name) {
 }
 const HeldVariant kHeld[] = {rows<RowsTile<9, 4>>("wgmma 9 x 4"), rows<RowsTile<10, 3>>("wgmma 10 x 3"),
                              held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
-                             held<F16, HeldTile<F16, 4, 2, 4>>("f16 4 x 2")};
+                             held<F16, HeldTile<F16, 4, 2, 3>>("f16 4 x 2")};
 const PassVariant kPass[] = {ring<RingTile<2, 2, 8>, RingTile<1, 2, 8>>("wgmma 2 x 2 x 8"),
                              ring<RingTile<1, 2, 8>, RingTile<1, 1, 8>>("wgmma 1 x 2 x 8"),
                              pass<Fp8, PassTile<Fp8, 4, 2, 4, false>>("fp8 4 x 2"),
@@ -75,7 +78,7 @@ int multiprocessors = 132;
 // (of fp8 f16 on sm_90), measured by measure_products. TB/s of a copy.
 double products_tflops[] = {1979, 0, 0};
 constexpr double kCopyTbps = 3.96;
-const char* only = "";  // part of the names of the variants to time
+const char *only = "", *only_case = "";  // parts of the names of the variants and cases to time
 
 void launch(const void* kernel, int ctas, int threads, int smem, CudaScoreParams& p, int second, cudaStream_t s) {
   void* args[] = {&p, &second};
@@ -90,7 +93,7 @@ void launch(const HeldVariant& v, CudaScoreParams p, cudaStream_t s = nullptr) {
 }
 void launch(const PassVariant& v, CudaScoreParams p, int fold, cudaStream_t s = nullptr) {
   const PassKernel& k = v.kernel[fold > 1][p.heads > 32];
-  launch(k.kernel, k.ctas * multiprocessors, k.threads, k.smem_bytes(p.heads, fold), p, fold, s);
+  launch(k.kernel, k.ctas * multiprocessors, k.threads, k.smem_bytes(columns_of(p.heads, fold)), p, fold, s);
 }
 
 template <class T>
@@ -156,7 +159,7 @@ bool check(const Case& c, std::uint64_t seed) {
   p.scales = upload(scales), p.n = n;
   int *d_source = upload(source), *d_lengths = upload(lengths);
   p.source = tensor ? d_source : nullptr, p.rows_per_source = c.rows_each, p.lengths = d_lengths;
-  p.rows = rows, p.heads = c.heads, p.logits_row = width + 3, p.width = width, p.fill = c.fill;
+  p.rows = rows, p.heads = c.heads, p.logits_row = width + 3, p.width = width, p.fill = c.fill, p.stride = 1;
   const std::size_t cells = static_cast<std::size_t>(rows) * (width + 3);
   float* logits = make<float>(cells);
   p.logits = logits;
@@ -362,6 +365,9 @@ double measure_products(Timer& timer) {
 }
 
 void bench_prefill(Timer& timer, int heads, int rows, int keys) {
+  const std::string name =
+      "index.prefill.fp8.h" + std::to_string(heads) + ".s" + std::to_string(rows) + ".kv" + std::to_string(keys);
+  if (!std::strstr(name.c_str(), only_case)) return;
   CudaScoreParams p{};
   auto* q = make<unsigned char>(static_cast<std::size_t>(rows) * heads * 128);
   auto* k = make<unsigned char>(static_cast<std::size_t>(keys) * 128);
@@ -379,14 +385,15 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
   p.scales = s, p.n = keys;
   p.page_size = 64, p.page_shift = 6;
   p.lengths = d_lengths, p.rows_per_source = rows, p.rows = rows, p.heads = heads, p.logits_row = keys, p.width = keys;
+  p.stride = 1;
   p.logits = make<float>(static_cast<std::size_t>(rows) * keys);
   for (const auto& v : kHeld) {
     if (!std::strstr(v.name, only)) continue;
     if (!of_math(v.name, 0) && keys > 65536) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); }).us;
     const double tflops = pairs * heads * 256 / us * 1e-6;
-    std::printf("index.prefill.fp8.h%d.s%d.kv%d %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", heads,
-                rows, keys, v.name, us, tflops, 100 * tflops / products_tflops[math_of(v.name)]);
+    std::printf("%s %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", name.c_str(), v.name, us, tflops,
+                100 * tflops / products_tflops[math_of(v.name)]);
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
@@ -394,7 +401,9 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
     GOOD(cudaFree(const_cast<void*>(d)));
 }
 
-void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, const char* name) {
+void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, const char* shape) {
+  const std::string name = "index.decode.fp8.h" + std::to_string(heads) + "." + shape;
+  if (!std::strstr(name.c_str(), only_case)) return;
   CudaScoreParams p{};
   const int rows = static_cast<int>(lengths.size()), page = 64;
   int pages = 0, longest = 0;
@@ -429,8 +438,8 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); }).us;
     const double floor =
         std::max(bytes / kCopyTbps, bytes / 132 * heads * 256 / products_tflops[math_of(v.name)]) * 1e-6;
-    std::printf("index.decode.fp8.h%d.%s %s: %.1f us, %.2f TB/s, %.0f %% of the floor's %.1f us\n", heads, name, v.name,
-                us, bytes / us * 1e-6, 100 * floor / us, floor);
+    std::printf("%s %s: %.1f us, %.2f TB/s, %.0f %% of the floor's %.1f us\n", name.c_str(), v.name, us,
+                bytes / us * 1e-6, 100 * floor / us, floor);
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
@@ -470,8 +479,9 @@ int main(int argc, char** argv) {
     for (const HeldKernel& k : v.kernel) allow(k.kernel, k.smem_bytes);
   for (const auto& v : kPass)
     for (const auto& some : v.kernel)
-      for (const PassKernel& k : some) allow(k.kernel, k.smem_bytes(kMostHeads, kMostFold));
+      for (const PassKernel& k : some) allow(k.kernel, k.smem_bytes(k.most_columns));
   const std::string what = argc > 1 ? argv[1] : "test";
   if (argc > 2) only = argv[2];
+  if (argc > 3) only_case = argv[3];
   return what == "bench" ? bench() : test();
 }

@@ -57,8 +57,8 @@ Int extent(const TensorView& view, int i) { return i < view.rank ? view.dim(i) :
 
 void attention(Tensor q, Tensor pages, string format, Int latent, Int rope, double scale, Tensor out, MaybeTensor slots,
                MaybeTensor topk_length, MaybeTensor block_table, MaybeTensor lengths, MaybeTensor q_rope,
-               MaybeTensor sink, MaybeTensor lse, MaybeTensor workspace, bool batch_invariant, bool check_indices,
-               Int handle) {
+               MaybeTensor sink, MaybeTensor lse, MaybeTensor workspace, bool round_weights, bool batch_invariant,
+               bool check_indices, Int handle) {
   const Where where = "attention: ";
   expects(slots.has_value() != block_table.has_value(), "exactly one of slots and block_table must be given",
           where + "slots, block_table", slots.has_value() ? "both" : "neither");
@@ -73,6 +73,7 @@ void attention(Tensor q, Tensor pages, string format, Int latent, Int rope, doub
   args.sink = view(sink, where + "sink");
   args.out = view(out, where + "out");
   args.lse = view(lse, where + "lse");
+  args.round_weights = round_weights;
   args.batch_invariant = batch_invariant;
   args.check_indices = check_indices;
   const Backend backend = backend_of(handle, args.out);
@@ -141,6 +142,26 @@ void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slo
   sievemla::write_index_keys(backend, args, stream_of(backend));
 }
 
+// Keys that another call writes too; none where there is no k.
+WriteIndexKeysArgs keys_of(const MaybeTensor& k, const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
+                           const MaybeTensor& slots, const MaybeTensor& pages, const string& format,
+                           const string& rope_style, const MaybeTensor& positions, const MaybeTensor& cos_sin,
+                           double norm_eps, const string& scale, bool round_bf16, bool hadamard, const Where& where) {
+  WriteIndexKeysArgs keys;
+  if (!k.has_value()) return keys;
+  expects(pages.has_value(), "keys go with their cache", where + "key_cache", "none");
+  keys.k = view(k, where + "k");
+  keys.norm_weight = view(norm_weight, where + "norm_weight");
+  keys.norm_bias = view(norm_bias, where + "norm_bias");
+  keys.norm_eps = static_cast<float>(norm_eps);
+  keys.rope = rope_of(rope_style, positions, cos_sin, where + "key_rope");
+  keys.slots = view(slots, where + "key_slots");
+  keys.cache = index_cache(*pages, format, where + "key_cache");
+  keys.scale = scale_rule(scale, where + "key_scale");
+  keys.round_bf16 = round_bf16, keys.hadamard = hadamard;
+  return keys;
+}
+
 void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor slots, Tensor pages, string format,
                  Int latent_width, Int rope_width, string rope_style, MaybeTensor rope, MaybeTensor positions,
                  MaybeTensor cos_sin, string scale, MaybeTensor k, MaybeTensor norm_weight, MaybeTensor norm_bias,
@@ -155,18 +176,8 @@ void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor 
   args.latent_weight = view(latent_weight, where + "latent_weight");
   args.latent_eps = static_cast<float>(latent_eps);
   args.rope = rope_of(rope_style, positions, cos_sin, where + "rope");
-  if (k.has_value()) {
-    expects(key_pages.has_value(), "keys go with their cache", where + "key_cache", "none");
-    args.keys.k = view(k, where + "k");
-    args.keys.norm_weight = view(norm_weight, where + "norm_weight");
-    args.keys.norm_bias = view(norm_bias, where + "norm_bias");
-    args.keys.norm_eps = static_cast<float>(norm_eps);
-    args.keys.rope = rope_of(key_rope_style, key_positions, key_cos_sin, where + "key_rope");
-    args.keys.slots = view(key_slots, where + "key_slots");
-    args.keys.cache = index_cache(*key_pages, index_format, where + "key_cache");
-    args.keys.scale = scale_rule(key_scale, where + "key_scale");
-    args.keys.round_bf16 = key_round_bf16, args.keys.hadamard = key_hadamard;
-  }
+  args.keys = keys_of(k, norm_weight, norm_bias, key_slots, key_pages, index_format, key_rope_style, key_positions,
+                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where);
   args.indices = view(indices, where + "indices");
   const Backend backend = backend_of(handle, args.latent.cache.pages);
   sievemla::write_layer(backend, args, stream_of(backend));
@@ -182,6 +193,9 @@ void gather_index_keys(Tensor pages, string format, Tensor slots, Tensor keys, M
 
 void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_style, Tensor out_q, Tensor out_weights,
                    MaybeTensor positions, MaybeTensor cos_sin, string scale, bool round_bf16, bool hadamard,
+                   MaybeTensor k, MaybeTensor norm_weight, MaybeTensor norm_bias, MaybeTensor key_slots,
+                   MaybeTensor key_pages, string index_format, string key_rope_style, MaybeTensor key_positions,
+                   MaybeTensor key_cos_sin, double norm_eps, string key_scale, bool key_round_bf16, bool key_hadamard,
                    Int handle) {
   const Where where = "index_queries: ";
   IndexQueryArgs args;
@@ -193,6 +207,8 @@ void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_st
   args.out_q = view(out_q, where + "out_q");
   args.out_weights = view(out_weights, where + "out_weights");
   args.round_bf16 = round_bf16, args.hadamard = hadamard;
+  args.keys = keys_of(k, norm_weight, norm_bias, key_slots, key_pages, index_format, key_rope_style, key_positions,
+                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where);
   const Backend backend = backend_of(handle, args.out_q);
   sievemla::index_queries(backend, args, stream_of(backend));
 }

@@ -45,6 +45,9 @@ struct AttentionArgs {
   TensorView out;     // [tokens, heads, latent] bf16 or f32; +0 where nothing is selected
   TensorView lse;     // [tokens, heads] f32, optional: natural log, of the scaled scores, WITHOUT the sink; -inf where
                       // nothing is selected
+  bool round_weights =
+      false;  // on tensor cores a softmax weight is bf16, relative to the peak of the rows so far: round it
+              // once, as engines' kernels do. Else what that takes is added where it would show
   bool batch_invariant = false;  // a row's bits depend on that row alone
   bool check_indices = false;    // debug: a slot or page outside the cache, other than -1, is an error, not skipped
 };

@@ -61,10 +61,11 @@ struct IndexQueryArgs {
   float weight_scale = 0.f;  // multiplies every weight: heads^-0.5 * 128^-0.5; must be positive and finite
   Rope rope;
   ScaleRule scale = ScaleRule::power_of_two;  // u8 output only
-  TensorView out_q;         // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight
-  TensorView out_weights;   // [tokens, heads] f32
-  bool hadamard = false;    // as the keys
-  bool round_bf16 = false;  // also after each rotation
+  TensorView out_q;           // [tokens, heads, 128]: f32 or bf16, or u8 = e4m3 with the scale folded into the weight
+  TensorView out_weights;     // [tokens, heads] f32
+  bool hadamard = false;      // as the keys
+  bool round_bf16 = false;    // also after each rotation
+  WriteIndexKeysArgs keys{};  // optional (no k: none): written too, by the same kernel on cuda
 };
 // out_q = [H] rope(q), out_weights = weights * weight_scale (* q's scale = max(amax, 1e-10) / 448 for a u8 out_q).
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream = {});

@@ -57,7 +57,7 @@ std::int64_t select_workspace_bytes(const Backend& backend, const SelectBounds& 
 struct SparseLayerArgs {
   struct Indexer {
     WriteIndexKeysArgs keys;
-    IndexQueryArgs queries;
+    IndexQueryArgs queries;  // its keys are those above
     SelectArgs select;
   };
   WriteLatentArgs latent;

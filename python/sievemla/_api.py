@@ -36,7 +36,7 @@ _gather_latent = function("gather_latent", writes=(5,))
 _write_index_keys = function("write_index_keys", writes=(4,))
 _write_layer = function("write_layer", writes=(4, 17, 26))
 _gather_index_keys = function("gather_index_keys", writes=(3, 4))
-_index_queries = function("index_queries", writes=(4, 5))
+_index_queries = function("index_queries", writes=(4, 5, 15))
 _index_scores = function("index_scores", writes=(3, 12))
 _index_scores_workspace_bytes = function("index_scores_workspace_bytes")
 _topk = function("topk", writes=(2, 3, 11))
@@ -233,6 +233,15 @@ class IndexKeys:
     hadamard: bool = False
 
 
+def _parts_of_keys(keys: IndexKeys | None) -> tuple[Any, ...]:
+    if keys is None:
+        return None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False, False
+    return (
+        keys.k, keys.norm_weight, keys.norm_bias, keys.slots, keys.cache.pages, keys.cache.format, keys.rope.style,
+        keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale, keys.round_bf16, keys.hadamard
+    )  # fmt: skip
+
+
 def write_layer(
     latent: Tensor,
     latent_weight: Tensor,
@@ -255,14 +264,8 @@ def write_layer(
     """
     _write_layer(
         latent, latent_weight, latent_eps, slots, cache.pages, cache.format, cache.latent, cache.rope, rope.style,
-        rope_values, rope.positions, rope.cos_sin, scale, *(
-            (keys.k, keys.norm_weight, keys.norm_bias, keys.slots, keys.cache.pages, keys.cache.format,
-             keys.rope.style, keys.rope.positions, keys.rope.cos_sin, keys.norm_eps, keys.scale,
-             keys.round_bf16, keys.hadamard)
-            if keys is not None
-            else (None, None, None, None, None, "fp8", "none", None, None, 1e-6, "power_of_two", False, False)
-        ), indices, _handle(backend)
-    )  # fmt: skip
+        rope_values, rope.positions, rope.cos_sin, scale, *_parts_of_keys(keys), indices, _handle(backend)
+    )
 
 
 def gather_index_keys(
@@ -283,17 +286,18 @@ def index_queries(
     scale: ScaleRule = "power_of_two",
     round_bf16: bool = False,
     hadamard: bool = False,
+    keys: IndexKeys | None = None,
     backend: Backend | None = None,
 ) -> None:
     """out_q = rope(q), out_weights = weights * weight_scale (times q's scale where out_q is uint8, e4m3).
 
     q: [tokens, heads, 128] and weights: [tokens, heads], float32 or bfloat16. out_q: float32, bfloat16 or uint8.
     out_weights: float32. weight_scale: heads**-0.5 * 128**-0.5. round_bf16: rounds to bfloat16 after each rotation.
-    hadamard: as the keys.
+    hadamard: as the keys. keys: written too, as write_index_keys writes them; by the same kernel on CUDA.
     """
     _index_queries(
         q, weights, weight_scale, rope.style, out_q, out_weights, rope.positions, rope.cos_sin, scale,
-        round_bf16, hadamard, _handle(backend)
+        round_bf16, hadamard, *_parts_of_keys(keys), _handle(backend)
     )
 
 
@@ -550,6 +554,7 @@ def attention(
     sink: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
+    round_weights: bool = False,
     batch_invariant: bool = False,
     check_indices: bool = False,
     backend: Backend | None = None,
@@ -563,11 +568,13 @@ def attention(
     block_table: [requests, max_pages] int32. lengths: [requests] int32, in rows; a causal tail of tokens / requests.
     scale: multiplies q . row. sink: [heads] float32. out: [tokens, heads, latent] float32 or bfloat16; +0 where nothing
     is selected. lse: [tokens, heads] float32, natural logarithm, without the sink; -inf where nothing is selected.
+    round_weights: tensor cores take the softmax's weights as bf16, as other engines' kernels do, and nothing is added.
     workspace: [bytes] uint8 as attention_workspace_bytes says; may be left out on the host.
     """
     _attention(
         q, cache.pages, cache.format, cache.latent, cache.rope, scale, out, slots, topk_length, block_table, lengths,
-        q_rope, sink, lse, workspace, batch_invariant, check_indices, -1 if backend is None else backend._handle
+        q_rope, sink, lse, workspace, round_weights, batch_invariant, check_indices,
+        -1 if backend is None else backend._handle
     )
 
 

@@ -19,7 +19,7 @@ _SCHEMAS = (
     "attention(Tensor q, Tensor cache, str kv_format, int latent, int rope, float scale, Tensor(a!) out, "
     "Tensor? slots=None, Tensor? topk_length=None, Tensor? block_table=None, Tensor? lengths=None, "
     "Tensor? q_rope=None, Tensor? sink=None, Tensor(b!)? lse=None, Tensor(c!)? workspace=None, "
-    "bool batch_invariant=False, bool check_indices=False) -> ()",
+    "bool round_weights=False, bool batch_invariant=False, bool check_indices=False) -> ()",
     "combine(Tensor partial_out, Tensor partial_lse, Tensor(a!) out, Tensor? sink=None, Tensor(b!)? lse=None) -> ()",
     "write_latent(Tensor latent, Tensor slots, Tensor(a!) cache, str kv_format, int latent_width, int rope_width, "
     'Tensor? rope=None, str scale="arbitrary") -> ()',
@@ -38,7 +38,11 @@ _SCHEMAS = (
     "Tensor(b!)? scales=None) -> ()",
     "index_queries(Tensor q, Tensor weights, float weight_scale, str rope_style, Tensor(a!) out_q, "
     "Tensor(b!) out_weights, Tensor? positions=None, Tensor? cos_sin=None, "
-    'str scale="power_of_two", bool round_bf16=False, bool hadamard=False) -> ()',
+    'str scale="power_of_two", bool round_bf16=False, bool hadamard=False, Tensor? k=None, '
+    "Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? key_slots=None, Tensor(c!)? key_cache=None, "
+    'str index_format="fp8", str key_rope_style="none", Tensor? key_positions=None, '
+    'Tensor? key_cos_sin=None, float norm_eps=1e-6, str key_scale="power_of_two", '
+    "bool key_round_bf16=False, bool key_hadamard=False) -> ()",
     "index_scores(Tensor q, Tensor weights, Tensor lengths, Tensor(a!) logits, Tensor? cache=None, "
     'str index_format="fp8", Tensor? block_table=None, Tensor? row_request=None, Tensor? keys=None, '
     "Tensor? scales=None, Tensor? starts=None, bool fill=True, Tensor(b!)? workspace=None) -> ()",

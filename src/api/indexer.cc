@@ -153,6 +153,7 @@ const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const In
   check_output(backend, args.out_q, {tokens, heads, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "out_q");
   check_contiguous_rows(args.out_q, where + "out_q");
   check_output(backend, args.out_weights, {tokens, heads}, {DType::f32}, where + "out_weights");
+  if (args.keys.k) admit(backend, args.keys);
   for (std::int64_t t = 0; api::on_host(backend) && t < tokens; ++t) check_position(args.rope, t, where + "rope");
   return base::pick(stage::indexer::index_queries_kernels(), backend, args, "index_queries");
 }
@@ -193,7 +194,9 @@ void write_layer(const Backend& backend, const WriteLayerArgs& args, Stream stre
 }
 
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream) {
-  api::admit(backend, args).run(args, {backend, {}, stream});
+  const auto& kernel = api::admit(backend, args);
+  if (args.keys.k && api::on_host(backend)) write_index_keys(backend, args.keys, stream);
+  kernel.run(args, {backend, {}, stream});
 }
 
 void index_scores(const Backend& backend, const IndexScoreArgs& args, Workspace workspace, Stream stream) {

@@ -19,9 +19,8 @@
 namespace sievemla {
 namespace {
 
-struct IndexerKernels {
-  const stage::indexer::WriteIndexKeysKernel& keys;
-  const stage::indexer::IndexQueriesKernel& queries;
+struct Indexer {
+  IndexQueryArgs queries;  // and keys: one kernel on cuda
   api::Selection select;
 };
 
@@ -29,17 +28,19 @@ struct IndexerKernels {
 
 void sparse_layer(const Backend& backend, const SparseLayerArgs& args, Workspace workspace, Stream stream) {
   const auto& write = api::admit(backend, args.latent);
-  std::optional<IndexerKernels> indexer;
-  if (const auto& own = args.indexer)
-    indexer.emplace(IndexerKernels{api::admit(backend, own->keys), api::admit(backend, own->queries),
-                                   api::admit(backend, own->select, workspace)});
+  std::optional<Indexer> indexer;
+  if (const auto& own = args.indexer) {
+    IndexQueryArgs queries = own->queries;
+    queries.keys = own->keys;
+    api::admit(backend, queries);
+    indexer.emplace(Indexer{queries, api::admit(backend, own->select, workspace)});
+  }
   api::admit(backend, args.attention, workspace);
 
   const base::Exec exec{backend, workspace, stream};
   write.run(args.latent, exec);
   if (indexer) {
-    indexer->keys.run(args.indexer->keys, exec);
-    indexer->queries.run(args.indexer->queries, exec);
+    index_queries(backend, indexer->queries, stream);
     api::run(backend, indexer->select, args.indexer->select, workspace, stream);
   }
   attention(backend, args.attention, workspace, stream);  // with its check_indices: the slots exist only now

@@ -57,7 +57,7 @@ void each_tensor(WriteLayerArgs& a, F&& f) {
 template <class F>
 void each_tensor(IndexQueryArgs& a, F&& f) {
   f(a.q), f(a.weights), f(a.out_q), f(a.out_weights);
-  each_tensor(a.rope, f);
+  each_tensor(a.rope, f), each_tensor(a.keys, f);
 }
 template <class F>
 void each_tensor(IndexScoreArgs& a, F&& f) {

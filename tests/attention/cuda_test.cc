@@ -200,6 +200,22 @@ TEST_F(OnCuda, BatchInvariant) {
   for (std::int64_t h = 0; h < 64; ++h) EXPECT_TRUE(same_bits(alone.row(h, 512), all.row(h, 512)));
 }
 
+// A weight rounded to bf16 is off by half a unit of its last place, 2^-8 of it at most; the sum is of exact weights.
+TEST_F(OnCuda, RoundedWeights) {
+  const Backend cuda = backend();
+  const auto rounded = [](AttentionArgs& args) { args.round_weights = true; };
+  for (const auto& [format, rope] : kRows)
+    for (const std::int64_t heads : {8, 16, 32, 64})
+      for (const std::int64_t rows : {1, 3, 100, 2048}) {
+        SCOPED_TRACE(testing::Message() << heads << " heads, " << rows << " rows");
+        Problem p{.tokens = 2, .heads = heads, .format = format, .rope = rope, .pages = 40};
+        p.random_list(2048, rows);
+        const Result made = expect_solved(p, cuda, rounded, 0x1p-8);
+        if (rows < 100) continue;  // maybe each alone in its part, where its weight is 1
+        EXPECT_FALSE(same_bits(made, p.run(cuda)));
+      }
+}
+
 TEST_F(OnCuda, NothingToDo) {
   const Backend cuda = backend();
   Problem p{.tokens = 3, .heads = 8};

@@ -310,6 +310,31 @@ TEST_F(IndexerOnCuda, QueriesAreTheReferencesBytes) {
         }
 }
 
+TEST_F(IndexerOnCuda, KeysBesideQueriesAreTheirBytes) {
+  const Backend cuda = backend();
+  for (const int tokens : {1, 37}) {
+    const KeyProblem keys(tokens, RopeStyle::interleaved, DType::bf16);
+    const QueryProblem problem(RopeStyle::half_split, DType::bf16);
+    constexpr std::int64_t kHeads = QueryProblem::kTokens * QueryProblem::kHeads;
+    Buffer want = keys.cache(IndexFormat::fp8), got = want;
+    Buffer want_q(DType::u8, kHeads * kIndexDim), got_q = want_q;
+    std::vector<float> want_weights(kHeads), got_weights(kHeads);
+    IndexQueryArgs args = problem.args(want_q, want_weights);
+    args.keys = keys.args(want, IndexFormat::fp8);
+    index_queries(Backend::reference(), args);
+    args = problem.args(got_q, got_weights);
+    args.keys = keys.args(got, IndexFormat::fp8);
+    OnDevice device(cuda.device());
+    const TensorView out = args.out_q, weights = args.out_weights, pages = args.keys.cache.pages;
+    index_queries(cuda, device.put(args));
+    cuda_good(cudaDeviceSynchronize());
+    device.take_back(out), device.take_back(weights), device.take_back(pages);
+    EXPECT_EQ(got.bytes, want.bytes);
+    EXPECT_EQ(got_q.bytes, want_q.bytes);
+    EXPECT_EQ(got_weights, want_weights);
+  }
+}
+
 TEST_F(IndexerOnCuda, RefusesWhatItCannotDo) {
   const Backend cuda = backend();
   const ScoreProblem problem(ScoreShape{.lengths = {20}, .format = IndexFormat::bf16, .q_dtype = DType::bf16});

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "indexer/head_problem.h"
+#include "sievemla/error.h"
 #include "support/workspace.h"
 
 namespace sievemla::test {
@@ -97,6 +98,24 @@ TEST(IndexQueries, RoundedWhereAnEngineStoresBf16) {
         }
       EXPECT_LE(different, backend.kind() == BackendKind::reference ? 0 : 4) << backend.name() << name_of(style);
     }
+  }
+}
+
+TEST(IndexQueries, WritesTheKeysThatGoWithThem) {
+  for (const Backend& backend : host_backends()) {
+    const KeyProblem keys(37, RopeStyle::interleaved, DType::bf16);
+    const QueryProblem problem(RopeStyle::half_split, DType::bf16);
+    const Buffer apart = keys.cache(IndexFormat::fp8), together = keys.cache(IndexFormat::fp8);
+    const Buffer out(DType::f32, QueryProblem::kTokens * QueryProblem::kHeads * kIndexDim);
+    std::vector<float> weights(QueryProblem::kTokens * QueryProblem::kHeads);
+    write_index_keys(backend, keys.args(apart, IndexFormat::fp8));
+    IndexQueryArgs args = problem.args(out, weights);
+    args.keys = keys.args(together, IndexFormat::fp8);
+    index_queries(backend, args);
+    EXPECT_EQ(together.bytes, apart.bytes) << backend.name();
+    EXPECT_TRUE(problem.agrees(out, weights, backend));
+    args.keys.norm_eps = 0;
+    EXPECT_THROW(index_queries(backend, args), InvalidArgument);
   }
 }
 

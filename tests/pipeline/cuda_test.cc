@@ -211,14 +211,14 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
     args.positions = device.put(out);
     const std::int64_t bytes = select_workspace_bytes(cuda, {kRows, kHeads, kKeys, kTopk, budget});
     const CudaWorkspace workspace(cuda, bytes);
-    std::int64_t taken = INT64_MAX;  // by calls: others may share the device, but not each time
+    std::int64_t least_taken = INT64_MAX;  // of three calls: others may share the device, but not each time
     for (int i = 0; i < 3; ++i) {
       const std::int64_t before = free_bytes();
       select(cuda, args, workspace);
-      taken = std::min(taken, before - free_bytes());
+      least_taken = std::min(least_taken, before - free_bytes());
     }
     device.take_back(out);
-    EXPECT_LE(taken, 0) << budget;
+    EXPECT_LE(least_taken, 0) << budget;
     EXPECT_LE(bytes, std::max(budget, kKeys * 4) + kRows * kTopk * 4) << budget;
     for (std::int64_t t = 0; t < kRows; ++t) {
       const auto row = positions.begin() + t * kTopk;
@@ -229,67 +229,121 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   }
 }
 
-// Long rows in many, of which the device keeps candidates alone where it can: the ids are those of all the scores,
-// however well the sample of the keys tells of the others.
-TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
-  const Backend cuda = backend();
-  constexpr std::int64_t kKeys = 65600, kRows = 700, kHeads = 32, kTopk = 2048, kPage = 64, kPages = kKeys / kPage;
+// Long rows in many, of which the device keeps candidates alone where it can.
+struct LongRows {
+  static constexpr std::int64_t kKeys = 65600, kRows = 700, kTopk = 2048, kPage = 64, kPages = kKeys / kPage;
   static_assert(kKeys > 8 * base::kCandidates, "shorter rows are chosen from all their scores");
-  constexpr std::int64_t kBudget = std::int64_t{300} << 16, kWhole = kRows * kKeys * 4;
+  enum Kind { fair, sample_low, sample_high, equal, rising, odd };
+  Kind kind = fair;
+  std::int64_t heads = 32, requests = 1;  // more than one: each row names its own
+  bool contiguous = false, slots = false;
+};
+
+// Of key `key` of a request.
+float scale_of(LongRows::Kind kind, std::int64_t key, bool sampled) {
+  switch (kind) {
+    case LongRows::sample_low: return sampled ? 1e-3f : 1.f;
+    case LongRows::sample_high: return sampled ? 1e3f : 1.f;
+    case LongRows::rising: return 1 + static_cast<float>(key);
+    case LongRows::odd: return key % 5 == 0 ? kNan : key % 61 == 0 ? (key % 2 ? HUGE_VALF : -HUGE_VALF) : 1.f;
+    default: return 1.f;
+  }
+}
+
+// The ids are those of all the scores, however well the sample of the keys tells of the others.
+void expect_one_selection(const Backend& cuda, const LongRows& shape) {
+  constexpr std::int64_t kKeys = LongRows::kKeys, kRows = LongRows::kRows, kTopk = LongRows::kTopk,
+                         kPage = LongRows::kPage, kPages = LongRows::kPages, kMostStart = 100;
   const int stride = static_cast<int>(base::sample_stride(kKeys));
   std::vector<bool> sampled(kKeys + 16 * static_cast<std::size_t>(stride));
   for (int column = 0; column < base::samples_of(kKeys, stride); ++column)
     sampled[static_cast<std::size_t>(base::sample_key(column, stride) + column % base::kSampleKeys)] = true;
   Random random(14);
-  std::vector<std::uint8_t> q(kRows * kHeads * kIndexDim);
-  for (std::uint8_t& code : q) code = static_cast<std::uint8_t>(random.bits() & 0xBF);
-  std::vector<float> weights = random.f32s(kRows * kHeads);
+  const auto codes = [&](std::int64_t n) {
+    std::vector<std::uint8_t> out(static_cast<std::size_t>(n));
+    for (std::uint8_t& code : out) code = static_cast<std::uint8_t>(random.bits() & 0xBF);  // no NaN
+    return out;
+  };
+  const std::vector<std::uint8_t> q = codes(kRows * shape.heads * kIndexDim);
+  std::vector<float> weights = random.f32s(kRows * shape.heads);
   for (float& weight : weights) weight = std::abs(weight) + 0.01f;
-  Ids table(kPages), lengths(kRows, kKeys);
-  std::iota(table.begin(), table.end(), 0);
-  table[7] = table[300] = -1;
+  Ids lengths(kRows, kKeys);
   const std::int64_t some[] = {0,    1,     15,   2047, 2048, 2049, base::kCandidates, base::kCandidates + 1,
                                9000, 20000, 65599};
   for (std::size_t i = 0; i < std::size(some); ++i) lengths[64 * i + 3] = static_cast<std::int32_t>(some[i]);
   OnDevice device(cuda.device());
   SelectArgs args;
-  args.score.q = device.put(tensor(q.data(), {kRows, kHeads, kIndexDim}));
-  args.score.weights = device.put(tensor(weights.data(), {kRows, kHeads}));
-  args.score.paged.block_table = device.put(tensor(table.data(), {1, kPages}));
+  args.score.q = device.put(tensor(q.data(), {kRows, shape.heads, kIndexDim}));
+  args.score.weights = device.put(tensor(weights.data(), {kRows, shape.heads}));
   args.score.lengths = device.put(tensor(lengths.data(), {kRows}));
   args.width = kKeys;
-  enum Keys { fair, sample_low, sample_high, equal, rising };
-  for (const Keys kind : {fair, sample_low, sample_high, equal, rising}) {
-    SCOPED_TRACE(kind);
-    std::vector<std::uint8_t> keys(kKeys * kIndexKeyBytes);
-    for (std::int64_t page = 0; page < kPages; ++page) {
-      std::uint8_t* const at = keys.data() + page * kPage * kIndexKeyBytes;
-      for (std::int64_t i = 0; i < kPage * kIndexDim; ++i)
-        at[i] = kind == equal ? 0x38 : static_cast<std::uint8_t>(random.bits() & 0xBF);
-      for (std::int64_t i = 0; i < kPage; ++i) {
-        const std::int64_t key = page * kPage + i;
-        const bool in_sample = sampled[static_cast<std::size_t>(key)];
-        const float scale = kind == sample_low    ? (in_sample ? 1e-3f : 1.f)
-                            : kind == sample_high ? (in_sample ? 1e3f : 1.f)
-                            : kind == rising      ? 1 + static_cast<float>(key)
-                                                  : 1.f;
-        std::memcpy(at + kPage * kIndexDim + 4 * i, &scale, 4);
-      }
+
+  std::vector<std::uint8_t> keys;
+  std::vector<float> scales;
+  Ids starts, table, row_request;
+  if (shape.contiguous) {
+    keys = codes((kKeys + kMostStart) * kIndexDim);
+    for (std::int64_t key = 0; key < kKeys + kMostStart; ++key) scales.push_back(scale_of(shape.kind, key, false));
+    for (std::int64_t t = 0; t < kRows; ++t) starts.push_back(static_cast<std::int32_t>(random.below(kMostStart + 1)));
+    args.score.contiguous = {device.put(tensor(keys.data(), {kKeys + kMostStart, kIndexDim})),
+                             device.put(tensor(scales.data(), {kKeys + kMostStart})),
+                             device.put(tensor(starts.data(), {kRows}))};
+  } else {
+    keys = codes(kKeys * kIndexKeyBytes);
+    if (shape.kind == LongRows::equal) std::fill(keys.begin(), keys.end(), std::uint8_t{0x38});
+    for (std::int64_t key = 0; key < kKeys; ++key) {
+      const float scale = scale_of(shape.kind, key, sampled[static_cast<std::size_t>(key)]);
+      std::memcpy(keys.data() + key / kPage * kPage * kIndexKeyBytes + kPage * kIndexDim + 4 * (key % kPage), &scale,
+                  4);
     }
+    for (std::int64_t i = 0; i < shape.requests * kPages; ++i)  // each begins with another page
+      table.push_back(static_cast<std::int32_t>((i + i / kPages * 333) % kPages));
+    table[7] = table[300] = -1;
     args.score.paged.cache.pages = device.put(tensor(keys.data(), {kPages, kPage, kIndexKeyBytes}));
-    std::optional<Ids> want;
-    for (const std::int64_t budget : {kWhole, kBudget, 2 * kBudget}) {
-      args.score_budget_bytes = budget;
-      Ids positions(kRows * kTopk, kUnwritten);
-      const TensorView out = tensor(positions.data(), {kRows, kTopk});
-      args.positions = device.put(out);
-      const CudaWorkspace workspace(cuda, select_workspace_bytes(cuda, {kRows, kHeads, kKeys, kTopk, budget}));
-      select(cuda, args, workspace);
-      select(cuda, args, workspace);  // and again, on what the first left
-      device.take_back(out);
-      EXPECT_TRUE(positions == want.value_or(positions)) << budget;
-      want = positions;
+    args.score.paged.block_table = device.put(tensor(table.data(), {shape.requests, kPages}));
+    if (shape.requests > 1) {
+      for (std::int64_t t = 0; t < kRows; ++t) row_request.push_back(static_cast<std::int32_t>(t * 5 % shape.requests));
+      args.score.paged.row_request = device.put(tensor(row_request.data(), {kRows}));
     }
+  }
+  if (shape.slots)
+    args.map = {
+        .block_table = args.score.paged.block_table, .row_request = args.score.paged.row_request, .page_size = kPage};
+
+  constexpr std::int64_t kBudget = std::int64_t{300} << 16, kWhole = kRows * kKeys * 4;
+  std::optional<Ids> want;
+  for (const std::int64_t budget : {kWhole, kBudget, 2 * kBudget}) {
+    args.score_budget_bytes = budget;
+    Ids ids(kRows * kTopk, kUnwritten);
+    const TensorView out = tensor(ids.data(), {kRows, kTopk});
+    (shape.slots ? args.slots : args.positions) = device.put(out);
+    const CudaWorkspace workspace(cuda, select_workspace_bytes(cuda, {kRows, shape.heads, kKeys, kTopk, budget}));
+    select(cuda, args, workspace);
+    select(cuda, args, workspace);  // and again, on what the first left
+    device.take_back(out);
+    EXPECT_TRUE(ids == want.value_or(ids)) << budget;
+    want = ids;
+  }
+}
+
+TEST_F(PipelineOnCuda, SelectionWhateverTheSampleSays) {
+  for (const LongRows::Kind kind : {LongRows::fair, LongRows::sample_low, LongRows::sample_high, LongRows::equal,
+                                    LongRows::rising, LongRows::odd}) {
+    SCOPED_TRACE(kind);
+    expect_one_selection(backend(), {.kind = kind});
+  }
+}
+
+TEST_F(PipelineOnCuda, SelectionOfLongRowsInEveryForm) {
+  const Backend cuda = backend();
+  for (const LongRows& shape :
+       {LongRows{.heads = 64}, LongRows{.kind = LongRows::odd, .heads = 64, .slots = true}, LongRows{.requests = 3},
+        LongRows{.heads = 64, .requests = 3, .slots = true}, LongRows{.contiguous = true},
+        LongRows{.kind = LongRows::odd, .heads = 64, .contiguous = true}}) {
+    SCOPED_TRACE(testing::Message() << shape.heads << " heads, keys " << shape.kind << ", " << shape.requests
+                                    << " requests, slots " << shape.slots << ", contiguous " << shape.contiguous);
+    const Deadline deadline(std::chrono::seconds(60), "a selection of long rows");
+    expect_one_selection(cuda, shape);
   }
 }
 

@@ -19,7 +19,8 @@ GOLDEN = HERE.parent / "golden"
 # vLLM's threads and ours share the cores of a test machine: none of them may spin.
 QUIET = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
-
+TOKENS = 12
+EXACT = {"SIEVEMLA_INDEX_FORMAT": "f32"}  # indexer keys unquantised: nothing but rounding differs
 ENGINE = [sys.executable, str(HERE / "engine.py")]
 
 
@@ -140,3 +141,35 @@ def golden(name: str) -> dict:
     from safetensors.torch import load_file
 
     return load_file(GOLDEN / name / "golden.safetensors")
+
+
+def prompts(name: str) -> list[list[int]]:
+    """Of different lengths, on both sides of index_topk (40 to 48) and of a page."""
+    text = golden(name)["prompt_ids"].tolist()
+    return [text, text[:9], text[20:100], text[5:70]]
+
+
+@pytest.fixture(scope="session")
+def fresh(engines: Engines) -> dict[str, dict]:
+    """Each model's prompts in one batch, whole prefill, nothing cached."""
+    return {
+        name: engines(
+            name, {"model": engines.model(name), "enable_prefix_caching": False, "hf_overrides": overrides},
+            [{"prompts": prompts(name), "tokens": TOKENS}], **EXACT,
+        )
+        for name, overrides in {
+            "glm5-tiny": {},
+            "dsv32-tiny": {},
+            "glm52-tiny": {"index_topk_pattern": "FFSS"},  # vLLM does not read indexer_types
+        }.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def unselective(engines: Engines) -> dict[str, dict]:
+    """The same where index_topk is above every context."""
+    return {
+        name: engines(f"{name}-all", {"model": engines.model(name), "hf_overrides": {"index_topk": 512}},
+                      [{"prompts": prompts(name), "tokens": TOKENS}])
+        for name in ("glm5-tiny", "dsv32-tiny")
+    }

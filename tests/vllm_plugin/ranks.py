@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""ranks.py JOB.json OUT.json -- engine.py with a change for a test, named by SIEVEMLA_TEST_CHANGE. The processes of an
-engine run this file, too, before anything of vLLM.
+"""What an engine of several ranks runs otherwise in these tests, named by SIEVEMLA_TEST_CHANGE; engine.py imports it.
+Its workers are forked, and so have the change and need not import vLLM again.
 
 context     decode context parallel on the CPU: vLLM has the two kernels of it in Triton alone, for GPUs
 other-rule  rank 1 of tensor parallel leaves out the last position that every other rank selects
@@ -9,11 +9,12 @@ nothing
 """
 from __future__ import annotations
 
+import multiprocessing
 import os
-import sys
 from typing import Any
 
 import torch
+from vllm.v1.executor import multiproc_executor
 
 
 def slot_mapping(
@@ -66,8 +67,4 @@ def other_rule() -> None:
 
 CHANGES = {"context": context_parallel, "other-rule": other_rule, "nothing": lambda: None}
 CHANGES[os.environ["SIEVEMLA_TEST_CHANGE"]]()
-
-if __name__ == "__main__":
-    import engine
-
-    engine.run(*sys.argv[1:])
+multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")

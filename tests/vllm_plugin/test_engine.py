@@ -11,18 +11,10 @@ from importlib.metadata import version
 
 import pytest
 
-from .conftest import Engines, golden, reference
+from .conftest import EXACT, TOKENS, golden, prompts, reference
 
 BOUND = 1e-4
-TOKENS = 12
 OURS = ["MLAAttention: SieveMlaBackend", "SieveMlaDeepseekV32IndexerCache: SieveMlaIndexBackend"]
-EXACT = {"SIEVEMLA_INDEX_FORMAT": "f32"}  # indexer keys unquantised: nothing but rounding differs
-
-
-def prompts(name: str) -> list[list[int]]:
-    """Of different lengths, on both sides of index_topk (40 to 48) and of a page."""
-    text = golden(name)["prompt_ids"].tolist()
-    return [text, text[:9], text[20:100], text[5:70]]
 
 
 def apart(one: dict, other: dict) -> float:
@@ -37,22 +29,6 @@ def same(some: list[dict], others: list[dict]) -> None:
     worst = [apart(one, other) for one, other in zip(some, others, strict=True)]
     print("largest difference of a log-probability:", ", ".join(f"{d:.2g}" for d in worst))
     assert max(worst) < BOUND
-
-
-@pytest.fixture(scope="session")
-def fresh(engines: Engines) -> dict[str, dict]:
-    """Each model's prompts in one batch, whole prefill, nothing cached."""
-    return {
-        name: engines(
-            name, {"model": engines.model(name), "enable_prefix_caching": False, "hf_overrides": overrides},
-            [{"prompts": prompts(name), "tokens": TOKENS}], **EXACT,
-        )
-        for name, overrides in {
-            "glm5-tiny": {},
-            "dsv32-tiny": {},
-            "glm52-tiny": {"index_topk_pattern": "FFSS"},  # vLLM does not read indexer_types
-        }.items()
-    }
 
 
 @pytest.mark.parametrize("name", ["glm5-tiny", "dsv32-tiny", "glm52-tiny"])
@@ -72,15 +48,14 @@ def test_above_topk_equals_transformers(fresh):
 
 
 @pytest.mark.parametrize("name", ["glm5-tiny", "dsv32-tiny"])
-def test_below_topk_equals_dense_mla_of_vllm(engines, name):
+def test_below_topk_equals_dense_mla_of_vllm(engines, unselective, name):
     """Every position is selected. vLLM's rotary operator for CPUs is wrong for MLA: off on both sides."""
-    run = [{"prompts": prompts(name), "tokens": TOKENS}]
-    ours = engines(f"{name}-all", {"model": engines.model(name), "hf_overrides": {"index_topk": 512}}, run)
+    ours = unselective[name]
     dense = engines(
         f"{name}-dense-run",
         {"model": engines.dense(name), "attention_backend": "CPU_MLA", "block_size": 16,
          "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}},
-        run,
+        [{"prompts": prompts(name), "tokens": TOKENS}],
     )
     assert ours["backends"] == OURS
     assert not any("SieveMla" in backend for backend in dense["backends"])

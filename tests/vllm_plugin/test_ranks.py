@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +13,11 @@ import sievemla
 from sievemla.vllm import agreement, settings
 from sievemla.vllm.metadata import part_of
 
-from .conftest import QUIET, Engines
-from .test_engine import EXACT, prompts, same
+from .conftest import EXACT, Engines, prompts
+from .test_engine import same
 
 TOKENS = 6
-TWO = {"SIEVEMLA_VLLM_RANKS": "check", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1",
-       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+TWO = {"SIEVEMLA_VLLM_RANKS": "check", "OMP_NUM_THREADS": "1", "VLLM_CPU_CI_ENV": "1"}
 
 
 def job(engines: Engines, name: str, topk: int | None, **more: object) -> tuple[dict, list[dict]]:
@@ -37,25 +32,16 @@ def run(
 ) -> tuple[int, str, dict]:
     """Two ranks, with a change of ranks.py: exit status, log, result."""
     llm, runs = job(engines, name, topk, tensor_parallel_size=2, **more)
-    todo, log, out = (engines.directory / f"{title}.{end}" for end in ("job.json", "log", "json"))
-    todo.write_text(json.dumps({"llm": {"max_model_len": 512, "dtype": "float32", **llm}, "runs": runs}))
-    with log.open("w") as file:
-        status = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("ranks.py")), str(todo), str(out)], stdout=file, stderr=file,
-            env={**os.environ, **QUIET, **EXACT, **TWO, "SIEVEMLA_TEST_CHANGE": change}, timeout=600,
-        ).returncode
-    return status, log.read_text(), json.loads(out.read_text()) if status == 0 else {}
+    done = engines.run(title, llm, runs, False, {**EXACT, **TWO, "SIEVEMLA_TEST_CHANGE": change})
+    return done.status, done.log, json.loads(done.out.read_text()) if done.status == 0 else {}
 
 
 @pytest.fixture(scope="session")
-def alone(engines: Engines):
+def alone(fresh, unselective):
     """What one rank generates, by model and index_topk (None: the checkpoint's)."""
-    made: dict[tuple[str, int | None], list[dict]] = {}
-
     def of(name: str, topk: int | None) -> list[dict]:
-        if (name, topk) not in made:
-            made[name, topk] = engines(f"alone-{name}-{topk}", *job(engines, name, topk), **EXACT)["runs"][0]
-        return made[name, topk]
+        made = (unselective if topk else fresh)[name]["runs"][0]
+        return [{**one, "tokens": one["tokens"][:TOKENS], "logprobs": one["logprobs"][:TOKENS]} for one in made]
 
     return of
 

@@ -149,6 +149,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         rows, heads = nope.shape[:2]
         positions = self.topk_indices()[:rows]
         work = self.layer.workspace
+        work.join()
         slots = work.slots_of(positions)
         counts, lse = None, None
         request = attn_metadata.row_request[:rows]
@@ -173,6 +174,7 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             topk_length=counts,
             q_rope=rope if self.rope else None,
             lse=lse,
+            round_weights=True,  # as vLLM's own kernels have them
             workspace=work.scratch,
             backend=work.backend,
         )

@@ -66,13 +66,27 @@ def without_deep_gemm() -> bool:
     return not has_deep_gemm()
 
 
+def _register_layer(base: Any, layer: type) -> None:
+    from vllm.model_executor.custom_op import op_registry_oot
+
+    name = base.__name__
+    if name not in op_registry_oot:
+        base.register_oot(layer, name=name)
+        _replaced[id(op_registry_oot), name] = f"op_registry_oot['{name}']"
+
+
+def register_layer() -> None:
+    """The layer around attention that lets an adopted indexer go first."""
+    from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
+
+    from .layer import IndexerFirst
+
+    _register_layer(MultiHeadLatentAttentionWrapper, IndexerFirst)
+
+
 def register_indexer() -> None:
     """SparseAttnIndexer without DeepGEMM: it is built, and refuses only if vLLM's own forward is called."""
-    from vllm.model_executor.custom_op import op_registry_oot
     from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
-
-    if "SparseAttnIndexer" in op_registry_oot:
-        return
 
     class DeferredIndexer(SparseAttnIndexer):
         def __init__(self, *args: Any, **named: Any) -> None:
@@ -84,5 +98,4 @@ def register_indexer() -> None:
         def forward_cuda(self, *args: Any, **named: Any) -> Any:
             raise self.refusal
 
-    SparseAttnIndexer.register_oot(DeferredIndexer, name="SparseAttnIndexer")
-    _replaced[id(op_registry_oot), "SparseAttnIndexer"] = "op_registry_oot['SparseAttnIndexer']"
+    _register_layer(SparseAttnIndexer, DeferredIndexer)

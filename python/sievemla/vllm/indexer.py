@@ -92,9 +92,16 @@ class Selection:
         self.format: Any = index_format
         self.layer = layer
 
-    def run(
+    def run(self, step: StepMetadata | None, q: torch.Tensor, *others: Any) -> None:
+        if step is None:
+            self._profile(q)
+            return
+        with self.layer.beside(q, *others):
+            self._run(step, q, *others)
+
+    def _run(
         self,
-        step: StepMetadata | None,
+        step: StepMetadata,
         q: torch.Tensor,
         keys_and_weights: torch.Tensor,
         positions: torch.Tensor,
@@ -102,24 +109,21 @@ class Selection:
         topk: torch.Tensor,
         half_split: bool,
     ) -> None:
-        if step is None:
-            self._profile(q)
-            return
         rows = step.num_actual_tokens
         work = self.layer.workspace
         keys, weights = keys_and_weights[:rows].split([DIM, self.heads], dim=-1)
         rope = sievemla.Rope("half_split" if half_split else "interleaved", positions[:rows], cos_sin)
         cache = sievemla.IndexCache(self.cache.kv_cache, self.format)
         rounded = q.dtype == torch.bfloat16  # vLLM's norm and rotation store what they give
-        sievemla.write_index_keys(
-            keys, self.norm.weight, self.norm.bias, step.slot_mapping[:rows], cache, rope=rope, norm_eps=self.norm.eps,
-            round_bf16=rounded, backend=work.backend,
+        new_keys = sievemla.IndexKeys(
+            keys, self.norm.weight, self.norm.bias, step.slot_mapping[:rows], cache, rope, self.norm.eps,
+            round_bf16=rounded,
         )
         out_q = torch.empty((rows, self.heads, DIM), dtype=_DTYPES[self.format], device=q.device)
         out_weights = torch.empty((rows, self.heads), dtype=torch.float32, device=q.device)
         sievemla.index_queries(
             q[:rows], weights, out_q, out_weights, weight_scale=self.weight_scale, rope=rope, round_bf16=rounded,
-            backend=work.backend,
+            keys=new_keys, backend=work.backend,
         )
         self._select(step, out_q, out_weights, cache, topk[:rows])
         agreement.check_selection(self.cache.prefix, topk[:rows])

@@ -51,6 +51,7 @@ def install() -> None:
         return
     if contract.without_deep_gemm():
         contract.register_indexer()
+    contract.register_layer()
     platform = type(current_platform)
 
     def replacement(original: Any) -> Any:

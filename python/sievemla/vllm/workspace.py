@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,7 +29,7 @@ class Bounds:
 
 
 class Workspace:
-    """What calls of one device share. Calls follow one another on one stream."""
+    """What calls of one device share. Calls follow one another: on one stream, or joined."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -39,6 +42,8 @@ class Workspace:
         self.scratch: torch.Tensor | None = None  # None on the host: the library keeps its own
         self.slots = torch.empty(0, dtype=torch.int32, device=device)  # [tokens * topk]
         self.counts = torch.empty(0, dtype=torch.int32, device=device)  # [tokens], slots of each row
+        self.side = None if self.host else torch.cuda.Stream(device)
+        self._beside: Any = None  # what work on the side stream reads, which may not be freed before join()
 
     def claim(self, bounds: Bounds) -> None:
         """Makes room for steps within the bounds; only grows."""
@@ -63,6 +68,22 @@ class Workspace:
             self.scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
             sievemla.workspace_init(self.scratch, backend=self.backend)
 
+    @contextmanager
+    def beside(self, *read: Any) -> Iterator[None]:
+        """In a captured step, what is inside runs on a second stream, from what is enqueued so far until join()."""
+        if self.side is None or not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream())
+        self._beside = read
+        with torch.cuda.stream(self.side):
+            yield
+
+    def join(self) -> None:
+        if self._beside is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+            self._beside = None
+
     def slots_of(self, positions: torch.Tensor) -> torch.Tensor:
         return self.slots[: positions.numel()].view(positions.shape)
 
@@ -81,6 +102,10 @@ class Layer:
     latent: int
     # Block table, rows and page size of the slots that the indexer has just left in the workspace, for attention next.
     selected: tuple[int, int, int] | None = None
+
+    def beside(self, *read: Any) -> AbstractContextManager[None]:
+        """Workspace.beside, but for ranks that gather: NCCL's calls stay in the order of one stream."""
+        return nullcontext() if self.shard.ranks > 1 else self.workspace.beside(*read)
 
 
 _of_device: dict[torch.device, Workspace] = {}

@@ -103,6 +103,7 @@ CudaParams params_of(const AttentionArgs& args, Units units) {
   p.units = static_cast<int>(units.units), p.fold = static_cast<int>(units.fold), p.heads = static_cast<int>(q.dim(1));
   p.read_once = !p.indices || units.units * p.lanes <= p.slots;
   p.scale_log2 = args.scale * kLog2e;
+  p.slack = args.round_weights ? 0.f : 8.f, p.heavy = args.round_weights ? 0x1p-100f : 16.f;
   p.sink = static_cast<const float*>(args.sink.data);
   p.out = args.out.data, p.out_f32 = args.out.dtype == DType::f32;
   p.out_token = args.out.step(0), p.out_head = args.out.step(1);

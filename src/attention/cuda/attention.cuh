@@ -12,7 +12,7 @@
 // memory once; there the warps split the heads. fp8 scales meet a warp's score sums (one scale per 128 dimensions) and
 // its copy of P, never K or V.
 //
-// P is rounded to bf16. Where a place has more than 1 / kHeavyPart of the sum so far (a short list, a peaked softmax),
+// P is rounded to bf16. Where a place has more than 1 / p.heavy of the sum so far (a short list, a peaked softmax),
 // what rounding took from it would show in the result: such a tile goes through V once more, with the residue as P.
 //
 // A tile of rows, stage by stage (a barrier is the whole CTA's):
@@ -70,7 +70,6 @@ struct Attention {
   static constexpr int kLanesPerHead = 128 / kHeads;  // of a warp in the softmax, over kHeads / 4 heads
   static constexpr int kMine = kTokens / kLanesPerHead;
   static constexpr int kLoads = kColumns < 4 ? 4 : 2;  // fragments in flight, as registers allow
-  static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   static_assert(kMine >= 1);
 
   const CudaParams& p;
@@ -256,7 +255,7 @@ struct Attention {
       if (live >> j & 1) most = fmaxf(most, x[j]);
 #pragma unroll
     for (int d = kLanesPerHead / 2; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-    most = most > peak + kSlack ? most : peak;           // O is rescaled only where P would grow beyond 2^kSlack
+    most = most > peak + p.slack ? most : peak;          // most tiles leave O as it is
     const float shift = most == -INFINITY ? 0.f : most;  // (-inf) - (-inf) would be NaN
     const float rescale = cuda::exp2_approx(peak - shift);
     peak = most;
@@ -276,12 +275,12 @@ struct Attention {
       store_bf16<kMine>(&s.weights[group][copy][soft_head][soft_first], y);
     }
 
-    bool heavy = largest * kHeavyPart > sum;  // of this lane's share; of the whole sum where that is so
+    bool heavy = largest * p.heavy > sum;  // of this lane's share; of the whole sum where that is so
     if (__any_sync(~0u, heavy)) {
       float all = sum;
 #pragma unroll
       for (int d = kLanesPerHead / 2; d > 0; d /= 2) all += __shfl_xor_sync(~0u, all, d);
-      heavy = largest * kHeavyPart > all;
+      heavy = largest * p.heavy > all;
     }
     const bool any = __any_sync(~0u, heavy);
     if (lane == 0) s.heavy[group][warp] = any;

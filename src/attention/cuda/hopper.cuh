@@ -52,7 +52,6 @@ struct Hopper {
   static constexpr int kRows = 16;                                         // of a tile, a producing warp's
   static constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;  // 504 in all: what 384 threads get at launch
   static constexpr int kCopies = Rows::kScaled ? 2 : 1;                    // of P
-  static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
   // Scores are kKeyFactor too small, so the rope of Q is made so, and P and its sums are as much too large: so the
   // scales serve both as they are.
   static constexpr int kKeyLog2 = Rows::kScaled ? 56 : 0;
@@ -377,7 +376,7 @@ struct Hopper {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float most = fmaxf(mine[r], s.shared[1 - group][row + 8 * r]) * scale_log2;
-      most = most > peak[r] + kSlack ? most : peak[r];  // O is rescaled only where P would grow beyond 2^kSlack
+      most = most > peak[r] + p.slack ? most : peak[r];
       rescale[r] = most == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most);
       changed |= rescale[r] != 1.f;
       peak[r] = most;
@@ -399,7 +398,7 @@ struct Hopper {
     bool heavy = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      mine[r] = cuda::exp2_approx(fmaf(mine[r], scale_log2, shift[r])) * kHeavyPart;
+      mine[r] = cuda::exp2_approx(fmaf(mine[r], scale_log2, shift[r])) * p.heavy;
       heavy |= mine[r] > sum[r];  // of this thread's share; of all where that is so
     }
     if (__any_sync(~0u, heavy)) {

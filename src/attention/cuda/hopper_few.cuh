@@ -62,7 +62,7 @@ struct FewHeads {
   static constexpr int kGroups = Tile::kGroups, kGroup = 128, kConsumers = kGroups * kGroup;
   static constexpr int kBatch = Tile::kBatch;  // fragments made while as many are multiplied
   static constexpr int kMine = kHeads / 4;     // heads that a thread meets: 8 (i / 2) + 2 c + i % 2
-  static constexpr float kHeavyPart = 16.f, kSlack = 8.f;
+  static constexpr float kSlack = 8.f;         // not p.slack: all warps settle a peak together
   // P carries kKeyFactor, as the scores do.
   static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
   static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
@@ -390,7 +390,7 @@ struct FewHeads {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       const int h = head_of(m);
-      const float part = (all[0][h] + all[1][h] + all[2][h] + all[3][h]) / kHeavyPart;
+      const float part = (all[0][h] + all[1][h] + all[2][h] + all[3][h]) / p.heavy;
       heavy |= largest(h) > part;
       if (warp == 0 && g == 0) s.state[group][h].slack = fminf(kSlack, log2f(part));
     }

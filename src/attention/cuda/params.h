@@ -58,6 +58,8 @@ struct CudaParams {
   int units, fold, heads;
   int lanes;          // the most a unit has
   float scale_log2;   // softmax scale * log2(e)
+  float slack;        // log2: what a score may exceed its reference by before O is made relative to another
+  float heavy;        // 1 / the part of the sum so far from which on a weight goes through V twice. Not 0
   const float* sink;  // [heads] or null
   void* out;
   bool out_f32;

@@ -289,7 +289,6 @@ struct Rows {
 
   // Tiles [begin, end) of keys, for rows [first_row, end_row).
   __device__ void run(int first_row, int end_row, int begin, int end) const {
-    __syncthreads();
     place_heads<Tile::kThreads>(p, first_row, end_row, Tile::kBlocks, s.block, s.weights, thread);
     const int tile_keys = kProductKeys * stride();
     __syncthreads();
@@ -322,6 +321,8 @@ struct Rows {
       const int longest = __reduce_max_sync(~0u, max(length[0], length[1]));
       pass(chosen, mine, first_row, begin * kProductKeys, min(end, tiles_of_keys(longest, stride())) * kProductKeys,
            longest);
+      // Heads are read until here, and turns taken: a group that began the next pass would pass on this one's twice.
+      __syncthreads();
     }
   }
   __device__ static std::uint64_t rows_where(bool low, bool high) {
@@ -621,7 +622,7 @@ struct KeyUse {
     const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
 #pragma unroll 1
     for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
-      const ProductKeys keys = take();
+      ProductKeys keys = take();
       const int first = tile * kProductKeys + warp * 16 + Mine<Columns>::key(lane);
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
@@ -631,6 +632,7 @@ struct KeyUse {
         const int visible = at < fold && Mine<Columns>::stores(lane) ? length_of(p, first_row + at) - first : 0;
         float* const to = p.logits + (first_row + at) * p.logits_row + first;
         cuda::wgmma_wait<0>();
+        cuda::hold(keys.low), cuda::hold(keys.high);  // the products read them until now
         sum_heads<Columns>(d, Weights<Columns>(s.weights[buffer][i], lane), keys.scale, lane, [&](int on, float score) {
           if (on < visible) to[on] = keys.missing ? -INFINITY : score;
         });

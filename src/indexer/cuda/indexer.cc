@@ -103,6 +103,21 @@ void launch_held(const base::Exec& exec, const cuda::Context& context, const Hel
 
 const cuda::Context& context_of(const base::Exec& exec) { return cuda::prepared_context(exec.backend.device().index); }
 
+// A kernel of heads.cuh: a warp a head.
+template <class Params>
+void launch_heads(const base::Exec& exec, const void* ConfigKernels::* kernel, std::int64_t heads, Params& p,
+                  const char* where) {
+  const cuda::Context& context = context_of(exec);
+  const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
+  void* arguments[] = {&p};
+  launch(exec, context, kernels.*kernel,
+         {.ctas = cuda::ceil_div<std::int64_t>(heads, kHeadWarps),
+          .threads = 32 * kHeadWarps,
+          .smem_bytes = 0,
+          .early = kernels.sm >= 90},
+         arguments, where);
+}
+
 }  // namespace
 
 base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args) {
@@ -132,16 +147,16 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
   const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
   // Rows that share keys: known where they are dealt evenly.
   const int rows_each = p.table ? p.rows_per_source : p.rows;
-  const bool few = rows_each <= kMostFold;
   const bool many_heads = p.heads > 32;
-  if (few) {
-    int fold = p.source ? 1 : rows_each;
-    const PassKernel& pass = kernels.pass[fold > 1][many_heads];
+  int fold = p.source ? 1 : rows_each;
+  const PassKernel& pass = kernels.pass[fold > 1][many_heads];
+  const int columns = columns_of(p.heads, std::min(fold, kMostFold));
+  if (rows_each <= kMostFold && columns <= pass.most_columns) {
     void* arguments[] = {&p, &fold};
     launch(exec, context, pass.kernel,
            {.ctas = std::int64_t{pass.ctas} * context.multiprocessors,
             .threads = pass.threads,
-            .smem_bytes = pass.smem_bytes(p.heads, fold),
+            .smem_bytes = pass.smem_bytes(columns),
             .early = kernels.sm >= 90},
            arguments, "index_scores");
     return;
@@ -178,11 +193,7 @@ base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
 void write_index_keys_cuda(const WriteIndexKeysArgs& args, const base::Exec& exec) {
   WriteKeysParams p = params_of(args);
   if (p.tokens == 0) return;
-  const cuda::Context& context = context_of(exec);
-  void* arguments[] = {&p};
-  launch(exec, context, cuda::kernels_for(context, config_kernels()).write_keys,
-         {.ctas = cuda::ceil_div<std::int64_t>(p.tokens, kHeadWarps), .threads = 32 * kHeadWarps, .smem_bytes = 0},
-         arguments, "write_index_keys");
+  launch_heads(exec, &ConfigKernels::write_keys, p.tokens, p, "write_index_keys");
 }
 
 base::Lack write_layer_cuda_lacks(const WriteLayerArgs& args) {
@@ -218,7 +229,8 @@ base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args) {
 void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   QueryParams p{};
   p.tokens = args.q.dim(0), p.heads = args.q.dim(1);
-  if (p.tokens == 0) return;
+  if (args.keys.k) p.keys = params_of(args.keys);
+  if (p.tokens + p.keys.tokens == 0) return;
   p.q = args.q.data, p.q_f32 = args.q.dtype == DType::f32;
   p.q_token = args.q.step(0), p.q_head = args.q.step(1), p.q_step = args.q.step(2);
   p.weights = args.weights.data, p.weights_f32 = args.weights.dtype == DType::f32;
@@ -229,13 +241,7 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
   p.out = args.out_q.data, p.out_token = args.out_q.step(0), p.out_head = args.out_q.step(1);
   p.out_weights = static_cast<float*>(args.out_weights.data);
   p.out_weights_token = args.out_weights.step(0), p.out_weights_head = args.out_weights.step(1);
-  const cuda::Context& context = context_of(exec);
-  void* arguments[] = {&p};
-  launch(exec, context, cuda::kernels_for(context, config_kernels()).queries,
-         {.ctas = cuda::ceil_div<std::int64_t>(p.tokens * p.heads, kHeadWarps),
-          .threads = 32 * kHeadWarps,
-          .smem_bytes = 0},
-         arguments, "index_queries");
+  launch_heads(exec, &ConfigKernels::queries, p.tokens * p.heads + p.keys.tokens, p, "index_queries");
 }
 
 void indexer_cuda_prepare(int config_sm) {
@@ -245,7 +251,7 @@ void indexer_cuda_prepare(int config_sm) {
       for (const HeldKernel& held : some)
         if (held.kernel) cuda::load_kernel(held.kernel, held.smem_bytes);
     for (const auto& some : kernels.pass)
-      for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(kMostHeads, kMostFold));
+      for (const PassKernel& pass : some) cuda::load_kernel(pass.kernel, pass.smem_bytes(pass.most_columns));
     cuda::load_kernel(kernels.write_keys, 0);
     cuda::load_kernel(kernels.write_layer, 0);
     cuda::load_kernel(kernels.queries, 0);

@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // src/indexer/cuda/kernels.cuh -- makes the kernels of an architecture; instantiated once, in its config's library.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "indexer/cuda/heads.cuh"
@@ -19,7 +20,15 @@ HeldKernel held_kernel_of() {
 }
 template <class Arch, class Tile>
 PassKernel pass_kernel_of() {
-  return {reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>), Tile::kThreads, Tile::kCtas, pass_smem_bytes};
+  constexpr int kColumns =
+      std::min((Arch::kSmemBytes - Tile::kFixedBytes) / Tile::kColumnBytes, columns_of(kMostHeads, kMostFold));
+  static_assert(kColumns >= columns_of(kMostHeads, 1));
+  return {reinterpret_cast<const void*>(&pass_kernel<Arch, Tile>),
+          Tile::kThreads,
+          Tile::kCtas,
+          Tile::kFixedBytes,
+          Tile::kColumnBytes,
+          kColumns};
 }
 template <class Arch, class Tile, class Columns, bool Candidates = false>
 HeldKernel rows_kernel_of() {
@@ -31,8 +40,12 @@ template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
   static_assert(Tile::kCtas * (sizeof(RingSmem<Tile, Columns, Blocks>) + 1024) <= Arch::kSmemBytes + 1024);
   static_assert(Blocks * Columns::kRows == (Columns::kRows == 1 ? 1 : kMostFold));
-  return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>), Tile::kThreads, Tile::kCtas,
-          [](int, int) { return static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)); }};
+  return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>),
+          Tile::kThreads,
+          Tile::kCtas,
+          static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)),
+          0,
+          columns_of(kMostHeads, kMostFold)};
 }
 
 template <class Arch>
@@ -52,10 +65,9 @@ ConfigKernels make_kernels() {
     kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();
     kernels.pass[1][1] = ring_kernel_of<Arch, SomeRows, Columns<64, 2>, 4>();
   } else {
-    using Held = HeldTile<Arch, 4, 2, 4>;
+    using Held = HeldTile<Arch, 4, 2, Arch::kFp8Mma ? 4 : 3>;
     using Pass = std::conditional_t<Arch::kFp8Mma, PassTile<Arch, 4, 2, 4, false>, PassTile<Arch, 4, 3, 2, true>>;
-    static_assert(2 * sizeof(HeldSmem<Held>) <= Arch::kSmemBytes);
-    static_assert(pass_smem_bytes(kMostHeads, kMostFold) <= Arch::kSmemBytes);
+    static_assert(2 * (sizeof(HeldSmem<Held>) + 1024) <= Arch::kSmemBytes + 1024);
     for (HeldKernel& held : kernels.held) held = held_kernel_of<Arch, Held>();
     for (auto& some : kernels.pass)
       for (PassKernel& pass : some) pass = pass_kernel_of<Arch, Pass>();

@@ -15,12 +15,15 @@ struct HeldKernel {
   int threads, smem_bytes, rows, keys;
 };
 // Few: __global__ void (CudaScoreParams, int fold), `ctas` CTAs a multiprocessor.
+// Columns: heads, in eights, of the rows that share keys.
 struct PassKernel {
   const void* kernel;
   int threads, ctas;
-  int (*smem_bytes)(int heads, int fold);
+  int fixed_bytes, column_bytes, most_columns;
+  int smem_bytes(int columns) const { return fixed_bytes + columns * column_bytes; }
 };
 inline constexpr int kMostFold = 8, kMostHeads = 64;
+constexpr int columns_of(int heads, int fold) { return (heads + 7) / 8 * 8 * fold; }
 
 struct ConfigKernels {
   int sm;                    // of the config, as cuda::Config

@@ -58,6 +58,7 @@ struct Fp8Words {                         // sm_89 on
   __device__ void set(uint4 low, uint4 high) {
     w[0] = low.x, w[1] = low.y, w[2] = low.z, w[3] = low.w, w[4] = high.x, w[5] = high.y, w[6] = high.z, w[7] = high.w;
   }
+  static constexpr int kHeadBytes = kDim;  // in shared memory, as lanes read them
   static constexpr int kSteps = 4;
   template <int Step>
   __device__ static void mma(float (&d)[4], const Fp8Words& a, const Fp8Words& a8, const Fp8Words& b) {
@@ -73,6 +74,7 @@ struct F16Words {                            // sm_80, sm_86
 #pragma unroll
     for (int i = 0; i < 8; ++i) w[2 * i] = f16_pair<0x9180u>(raw[i]), w[2 * i + 1] = f16_pair<0xB3A2u>(raw[i]);
   }
+  static constexpr int kHeadBytes = 2 * kDim;
   static constexpr int kSteps = 8;
   template <int Step>
   __device__ static void mma(float (&d)[4], const F16Words& a, const F16Words& a8, const F16Words& b) {
@@ -90,6 +92,32 @@ template <class Words>
 __device__ inline void load_heads(Words& b, const unsigned char* heads, int head, int c) {
   b.set(*reinterpret_cast<const uint4*>(heads + place_of_piece(head, c)),
         *reinterpret_cast<const uint4*>(heads + place_of_piece(head, c + 4)));
+}
+
+// Head 8 n + lane / 4 as this lane multiplies it: of those that were copied, or of those that were set from them, where
+// eight heads are four times 16 bytes a lane.
+__device__ inline void load_head(Fp8Words& b, const unsigned char* heads, int n, int lane) {
+  load_heads(b, heads, n * 8 + lane / 4, lane % 4);
+}
+__device__ inline void load_head(F16Words& b, const unsigned char* heads, int n, int lane) {
+  const uint4* const from = reinterpret_cast<const uint4*>(heads + n * 8 * F16Words::kHeadBytes) + lane;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint4 x = from[32 * k];
+    b.w[4 * k] = x.x, b.w[4 * k + 1] = x.y, b.w[4 * k + 2] = x.z, b.w[4 * k + 3] = x.w;
+  }
+}
+__device__ inline void set_heads(const unsigned char* copied, unsigned char* heads, int groups, int thread,
+                                 int threads) {
+#pragma unroll 1
+  for (int i = thread; i < groups * 32; i += threads) {
+    const int n = i / 32, lane = i % 32;
+    F16Words b;
+    load_heads(b, copied, n * 8 + lane / 4, lane % 4);
+    uint4* const to = reinterpret_cast<uint4*>(heads + n * 8 * F16Words::kHeadBytes) + lane;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) to[32 * k] = {b.w[4 * k], b.w[4 * k + 1], b.w[4 * k + 2], b.w[4 * k + 3]};
+  }
 }
 
 // Starts the copies of a row's heads and weights, zeros up to `padded` heads; by the threads from `thread` on.
@@ -189,12 +217,12 @@ struct WarpKeys {
   // score[i] of this lane: over `groups` groups of eight heads.
   __device__ void scores(const unsigned char* heads, const float* weights, int groups, int lane,
                          float (&score)[kMine]) const {
-    const int g = lane / 4, c = lane % 4;
+    const int c = lane % 4;
     float sum[kTiles][2] = {};
-#pragma unroll 2
+#pragma unroll kTiles / 2
     for (int n = 0; n < groups; ++n) {
       Words b;
-      load_heads(b, heads, n * 8 + g, c);
+      load_head(b, heads, n, lane);
       const float2 w = *reinterpret_cast<const float2*>(weights + n * 8 + 2 * c);
       float dot[kTiles][4];
       steps<0>(dot, b);

@@ -101,6 +101,7 @@ struct QueryParams {
   std::int64_t out_token, out_head;
   float* out_weights;
   std::int64_t out_weights_token, out_weights_head;
+  WriteKeysParams keys;  // k null: none
 };
 
 }  // namespace sievemla::stage::indexer

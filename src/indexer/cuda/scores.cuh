@@ -39,6 +39,8 @@ struct HeldTile {
 
 template <class Tile>
 struct HeldSmem {
+  static constexpr bool kSets = Tile::Words::kHeadBytes > kDim;  // heads are converted once, for all warps
+  alignas(128) unsigned char heads[kSets ? kStageHeads * Tile::Words::kHeadBytes : 16];
   struct Stage {
     alignas(128) unsigned char heads[kStageHeads * kDim];
     float weights[kStageHeads];
@@ -86,6 +88,12 @@ struct Held {
       cuda::cp_async_commit();
       const auto& stage = s.stage[at];
       at = at + 1 == Tile::kStages ? 0 : at + 1;
+      const unsigned char* heads = stage.heads;
+      if constexpr (HeldSmem<Tile>::kSets) {
+        set_heads(stage.heads, s.heads, kStageHeads / 8, thread, Tile::kThreads);
+        __syncthreads();
+        heads = s.heads;
+      }
 #pragma unroll 1
       for (int i = 0; i < stage_rows && row + i < end; ++i) {
         const int length = min(max(stage.length[i], 0), p.width), source = stage.source[i];
@@ -96,7 +104,8 @@ struct Held {
             keys.load(p, source, first, first + loaded, lane);
           }
           float score[Keys::kMine];
-          keys.scores(stage.heads + i * padded * kDim, stage.weights + i * padded, padded / 8, lane, score);
+          keys.scores(heads + i * padded * Tile::Words::kHeadBytes, stage.weights + i * padded, padded / 8, lane,
+                      score);
           Keys::store(p, row + i, length, first, lane, score);
         }
         if (p.fill && visible < Keys::kKeys)
@@ -194,11 +203,13 @@ __device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, i
 // Tiles: of 16 keys a warp. Ahead: the next keys are on their way while these are multiplied.
 template <class Arch, int Warps, int Ctas, int Tiles, bool Ahead>
 struct PassTile {
-  using Keys = WarpKeys<std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>, Tiles>;
+  using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
+  using Keys = WarpKeys<Words, Tiles>;
+  static constexpr bool kSets = Words::kHeadBytes > kDim;  // heads are converted once, for all keys
+  static constexpr int kColumnBytes = Words::kHeadBytes + 4, kFixedBytes = kSets ? kMostHeads * kDim : 0;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas;
   static constexpr bool kAhead = Ahead;
 };
-constexpr int pass_smem_bytes(int heads, int fold) { return fold * ((heads + 7) / 8 * 8) * (kDim + 4); }
 
 template <class Arch, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const __grid_constant__ CudaScoreParams p,
@@ -206,7 +217,9 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   using Keys = typename Tile::Keys;
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = (p.heads + 7) / 8 * 8;
-  float* const weights = reinterpret_cast<float*>(smem + fold * padded * kDim);
+  constexpr int kHeadBytes = Tile::Words::kHeadBytes;
+  float* const weights = reinterpret_cast<float*>(smem + fold * padded * kHeadBytes);
+  unsigned char* const copied = smem + fold * padded * (kHeadBytes + 4);  // of one row
   cuda::wait_for_kernel();
   cuda::let_next_start();
   const Units units{p.rows / fold,
@@ -219,8 +232,18 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
     if (Tile::kAhead && begin_mine < end) ahead = Keys::fetch(p, source, begin_mine * Keys::kKeys, longest, lane);
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < fold; ++i)
-      copy_query(p, unit * fold + i, padded, smem + i * padded * kDim, weights + i * padded, thread, Tile::kThreads);
+    for (int i = 0; i < fold; ++i) {
+      unsigned char* const heads = smem + i * padded * kHeadBytes;
+      copy_query(p, unit * fold + i, padded, Tile::kSets ? copied : heads, weights + i * padded, thread,
+                 Tile::kThreads);
+      if constexpr (Tile::kSets) {
+        cuda::cp_async_commit();
+        cuda::cp_async_wait<0>();
+        __syncthreads();
+        set_heads(copied, heads, padded / 8, thread, Tile::kThreads);
+        __syncthreads();
+      }
+    }
     cuda::cp_async_commit();
     cuda::cp_async_wait<0>();
     __syncthreads();
@@ -238,7 +261,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
 #pragma unroll 1
       for (int i = 0; i < fold; ++i) {
         float score[Keys::kMine];
-        keys.scores(smem + i * padded * kDim, weights + i * padded, padded / 8, lane, score);
+        keys.scores(smem + i * padded * kHeadBytes, weights + i * padded, padded / 8, lane, score);
         Keys::store(p, unit * fold + i, length_of(p, unit * fold + i), first, lane, score);
       }
     }

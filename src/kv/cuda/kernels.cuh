@@ -3,12 +3,14 @@
 // src/kv/cuda/kernels.cuh -- writers and gatherers of caches on CUDA: a CTA a row.
 #pragma once
 #include "cuda/latent.cuh"
+#include "cuda/ptx/ptx.cuh"
 #include "kv/cuda/kernels.h"
 
 namespace sievemla::kv {
 
 template <class Arch>
 __global__ void write_latent_kernel(const __grid_constant__ cuda::LatentParams p) {
+  cuda::wait_for_kernel();
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   if (slot < 0 || slot >= p.cache.slots) return;
   unsigned char* const out = cuda::row_of_slot(p.cache, slot);
@@ -20,6 +22,7 @@ __global__ void write_latent_kernel(const __grid_constant__ cuda::LatentParams p
 
 template <class Arch>
 __global__ void gather_latent_kernel(const __grid_constant__ cuda::LatentParams p) {
+  cuda::wait_for_kernel();
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   const bool there = slot >= 0 && slot < p.cache.slots;
   const unsigned char* const from = cuda::row_of_slot(p.cache, there ? slot : 0);
@@ -41,6 +44,7 @@ __global__ void gather_latent_kernel(const __grid_constant__ cuda::LatentParams 
 
 template <class Arch>
 __global__ void gather_index_keys_kernel(const __grid_constant__ IndexGatherParams p) {
+  cuda::wait_for_kernel();
   const std::int64_t row = blockIdx.x, slot = cuda::slot_at(p.at, row);
   const bool there = slot >= 0 && slot < p.cache.slots;
   const cuda::SlotPlace at(p.cache, there ? slot : 0);

@@ -17,8 +17,10 @@ void launch(const base::Exec& exec, const void* ConfigKernels::* kernel, std::in
   if (rows == 0) return;
   const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
   const cuda::CurrentDevice current(context.device);
+  const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
   void* arguments[] = {&p};
-  cuda::launch(cuda::kernels_for(context, config_kernels()).*kernel, rows, cuda::kRowThreads, 0,
+  cuda::launch(kernels.*kernel,
+               {.ctas = rows, .threads = cuda::kRowThreads, .smem_bytes = 0, .early = kernels.sm >= 90},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
 }
 

@@ -804,6 +804,7 @@ struct Select {
   }
   // Puts the candidates into s.list, in ascending position.
   __device__ void sort_candidates(int listed, int n, SpanWord* words) {
+    static_assert(base::kCandidates <= kList);
     constexpr int kEach = kSpanWords / kThreads;
     const auto* const from = reinterpret_cast<const float2*>(p.candidates[row].of);
     const auto each_in_span = [&](int first, auto&& f) {

@@ -31,11 +31,10 @@ def main() -> None:
             made["said"].setdefault(name, []).append(said)
         for count, how in re.findall(r"(\d+) (passed|failed|skipped)", body if name == "restated" else ""):
             made["restated"][how] = int(count)
-    for one, other, length, mean, p99, most, equal in re.findall(
-        r"^COMPARE (\S+)\.json (\S+)\.json (\d+): prompt \|dlogp\| mean (\S+) p99 (\S+) max (\S+); equal tokens (\S+)$",
-        text, re.M,
-    ):
-        pair = {"pair": [one, other], "prompt": int(length), "equal_tokens": equal}
+    names = r"^COMPARE (\S+)\.json (\S+)\.json (\d+)(?: (set \d+|all sets))?"
+    distances = r": prompt \|dlogp\| mean (\S+) p99 (\S+) max (\S+); equal tokens (\S+)$"
+    for one, other, length, which, mean, p99, most, equal in re.findall(names + distances, text, re.M):
+        pair = {"pair": [one, other], "prompt": int(length), "equal_tokens": equal} | ({"of": which} if which else {})
         made["pairs"].append(pair if mean == "nan" else pair | {"mean": number(mean), "p99": number(p99),
                                                                 "max": number(most)})
     text = json.dumps(made, indent=1)

@@ -5,6 +5,7 @@ flashmla="--backend FLASHMLA_SPARSE --mqa"
 ours="--backend CUSTOM"
 decode="--graphs FULL_DECODE_ONLY --uncompiled"
 full="--graphs FULL_AND_PIECEWISE"
+sets="--sets 4"
 
 selected() { [[ -z ${ENGINES:-} || " $ENGINES " == *" $1 "* ]]; }
 run() { ! selected "$1" || engine "$@"; }
@@ -14,13 +15,13 @@ run ours-shared-draft1 -- shared $ours --tokens 24 --mtp 1 $decode
 run ours-graphs -- plain $ours $full
 run off-graphs SIEVEMLA_VLLM=off -- plain $flashmla $full
 run ours8-piecewise -- plain $ours --kv fp8 --graphs PIECEWISE
-run flashmla -- plain $flashmla
+run flashmla -- plain $flashmla $sets
 sleep 1  # the others then find DeepGEMM's kernels begun
 run flashmla-again -- plain $flashmla
-run flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa
-run flashmla8 -- plain $flashmla --kv fp8
-run ours SIEVEMLA_SELFTEST=once -- plain $ours
-run ours8 -- plain $ours --kv fp8
+run flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa $sets
+run flashmla8 -- plain $flashmla --kv fp8 $sets
+run ours SIEVEMLA_SELFTEST=once -- plain $ours $sets
+run ours8 -- plain $ours --kv fp8 $sets
 run ours-attention SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours
 run ours-attention8 SIEVEMLA_VLLM_INDEXER=vllm -- plain $ours --kv fp8
 run shadow SIEVEMLA_VLLM=off -- plain $ours --mqa
@@ -33,16 +34,20 @@ run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
 run ours-shared -- shared $ours --tokens 24
 run ours-sm80 SIEVEMLA_CUDA_CONFIG=sm80 -- plain $ours
 run ours-no-deep-gemm -- plain $ours --no-deep-gemm
-run ours-sleep -- plain $ours --sleep
+run ours-weights-on-cpu -- plain $ours --weights-on-cpu 0.2
 run ours-offload -- plain $ours $decode --offload
 ! selected restated || restated
 ! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
 ! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
 
-last() { run graphs-on-again -- plain $ours $full; }  # on, off, on, with one cache folder
+last() {
+  run ours-sleep -- plain $ours --sleep  # alone: vLLM takes for its own what others allocate meanwhile
+  wait
+  run graphs-on-again -- plain $ours $full  # on, off, on, with one cache folder
+}
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
   "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
   "ours8 ours8-piecewise" "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again"
-  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "unforced flashattn" "ours-shared ours-shared-draft1"
-  "ours-shared ours-shared-draft3")
+  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "ours ours-weights-on-cpu" "unforced flashattn"
+  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")

@@ -99,7 +99,11 @@ def main() -> None:
         fill(layer.kv_cache)
     while a.wait and not os.path.exists(a.wait):
         time.sleep(0.1)
-    theirs = MultiHeadLatentAttentionWrapper.forward
+    worker = llm.llm_engine.model_executor.driver_worker
+    worker = getattr(worker, "worker", worker)
+    modules = worker.model_runner.model.modules()
+    layer_class = type(next(module for module in modules if isinstance(module, MultiHeadLatentAttentionWrapper)))
+    theirs = layer_class.forward
     measured = {}
 
     def forward(self, positions, hidden_states, *rest):
@@ -116,9 +120,7 @@ def main() -> None:
             table.block_table.np[:rows, :pages] = order.view(rows, pages).numpy()
         runner._dummy_run(rows, uniform_decode=True, force_attention=True, profile_seq_lens=CONTEXT)
 
-    MultiHeadLatentAttentionWrapper.forward = forward
-    worker = llm.llm_engine.model_executor.driver_worker
-    worker = getattr(worker, "worker", worker)
+    layer_class.forward = forward
     for rows in BATCHES:
         with torch.inference_mode():
             step(worker, rows)

@@ -5,7 +5,7 @@
 
 tiny.py make OUT [--shared] [--mtp]     3 layers without experts (no routing flips), weights normal with sigma 0.05;
                                         --shared: GLM-5.2's layers that share an indexer; --mtp: a draft layer
-tiny.py run MODEL OUT.json [options]    prompts of 3000, 700 and 37 tokens, 8 greedy tokens each
+tiny.py run MODEL OUT.json [options]    prompts of 3000, 700 and 37 tokens, 8 greedy tokens each; --sets: so many times
 tiny.py compare A.json B.json
 """
 import argparse
@@ -109,6 +109,8 @@ def run(a) -> None:
                                            "attention_backend": a.backend}
     if a.sleep:
         arguments["enable_sleep_mode"] = True
+    if a.weights_on_cpu:
+        arguments["cpu_offload_gb"] = a.weights_on_cpu
     if a.offload:
         arguments |= {"kv_offloading_size": 1, "enable_prefix_caching": True}
     if a.mqa:
@@ -117,11 +119,12 @@ def run(a) -> None:
     layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
     served = [layer for layer in layers.values() if hasattr(layer, "get_attn_backend")]
     used = sorted({layer.get_attn_backend().__name__ for layer in served})
-    source = random.Random(0)
-    prompts = [[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
+    prompts, *others = ([[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
+                        for source in map(random.Random, range(a.sets)))
     params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=1,
                             prompt_logprobs=None if a.mtp or a.offload else 1)
     results, _ = generate(llm, prompts, params)
+    results += [result for more in others for result in generate(llm, more, params)[0]]
     with open(a.out, "w") as file:
         json.dump({"backends": used, "results": results}, file)
     print("RESULT", used, llm.llm_engine.vllm_config.cache_config.cache_dtype,
@@ -203,12 +206,22 @@ def offload_and_reload(llm, prompts: list, params) -> None:
 
 def compare(a) -> None:
     first, second = (json.load(open(path)) for path in (a.first, a.second))
-    for length, x, y in zip(LENGTHS, first["results"], second["results"]):
-        apart = sorted(abs(u - v) for u, v in zip(x["prompt"], y["prompt"])) or [float("nan")]
-        equal = next((i for i, (u, v) in enumerate(zip(x["tokens"], y["tokens"])) if u != v), len(x["tokens"]))
-        print(f"COMPARE {os.path.basename(a.first)} {os.path.basename(a.second)} {length}: prompt |dlogp| mean "
-              f"{sum(apart) / len(apart):.4f} p99 {apart[int(len(apart) * .99)]:.4f} max {apart[-1]:.4f}; "
-              f"equal tokens {equal}/{len(x['tokens'])}")
+    names = f"COMPARE {os.path.basename(a.first)} {os.path.basename(a.second)}"
+    pairs = list(zip(first["results"], second["results"]))
+    for i, length in enumerate(LENGTHS):
+        sets = pairs[i :: len(LENGTHS)]
+        for number, pair in enumerate(sets):
+            print_distance(f"{names} {length}" + f" set {number}" * (len(sets) > 1), [pair])
+        if len(sets) > 1:
+            print_distance(f"{names} {length} all sets", sets)
+
+
+def print_distance(what: str, pairs: list) -> None:
+    apart = sorted(abs(u - v) for x, y in pairs for u, v in zip(x["prompt"], y["prompt"])) or [float("nan")]
+    equal = sum(next((i for i, (u, v) in enumerate(zip(x["tokens"], y["tokens"])) if u != v), len(x["tokens"]))
+                for x, y in pairs)
+    print(f"{what}: prompt |dlogp| mean {sum(apart) / len(apart):.4f} p99 {apart[int(len(apart) * .99)]:.4f} max "
+          f"{apart[-1]:.4f}; equal tokens {equal}/{sum(len(x['tokens']) for x, _ in pairs)}")
 
 
 def main() -> None:
@@ -226,11 +239,13 @@ def main() -> None:
     p.add_argument("--kv", default="auto")
     p.add_argument("--batched", type=int, default=4096)
     p.add_argument("--tokens", type=int, default=8)
+    p.add_argument("--sets", type=int, default=1, help="of prompts, each other ones")
     p.add_argument("--graphs", default="eager", help="eager, default, or a cudagraph_mode")
     p.add_argument("--uncompiled", action="store_true", help="graphs without torch.compile")
     p.add_argument("--mtp", type=int, default=0)
     p.add_argument("--steps", type=int, default=0, help="so many mixed steps more: is device memory flat?")
     p.add_argument("--sleep", action="store_true", help="sleep, wake, and the same again")
+    p.add_argument("--weights-on-cpu", type=float, default=0, help="GiB of them, read from there in each step")
     p.add_argument("--offload", action="store_true", help="cached on the CPU, dropped on the GPU, and the same again")
     p.add_argument("--no-deep-gemm", action="store_true", help="its imports fail")
     p.add_argument("--mqa", action="store_true", help="vLLM's own backends: no dense prefill of short prompts")

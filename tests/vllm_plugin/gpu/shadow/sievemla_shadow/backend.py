@@ -76,14 +76,17 @@ class ShadowImpl(FlashMLASparseImpl):
         )
         # In float32: one step of bf16 at the maximum is 0.4 to 0.8 % of it, and theirs has been rounded already.
         mine = torch.empty((rows, heads, 512), dtype=torch.float32, device=nope.device)
-        sievemla.attention(
-            nope, sievemla.KvCache(kv_c_and_k_pe_cache, self.format()), mine, scale=self.scale, slots=slots,
-            q_rope=rope, workspace=self.scratch(rows, heads, positions.shape[1]), backend=self.ours,
-        )
         theirs = out[:, :heads].float()
         kind = "decode" if rows <= 4 else "prefill"
-        worst(f"attention {self.format()} {kind}, |difference| / max |FLASHMLA_SPARSE|",
-              (mine - theirs).abs().max() / theirs.abs().max())
+        for rounded in (True, False):
+            sievemla.attention(
+                nope, sievemla.KvCache(kv_c_and_k_pe_cache, self.format()), mine, scale=self.scale, slots=slots,
+                q_rope=rope, workspace=self.scratch(rows, heads, positions.shape[1]), round_weights=rounded,
+                backend=self.ours,
+            )
+            said = f"attention {self.format()} {kind}, weights {'rounded' if rounded else 'exact'}"
+            worst(f"{said}, |difference| / max |FLASHMLA_SPARSE|", (mine - theirs).abs().max() / theirs.abs().max())
+            worst(f"{said}, rms of the difference / rms", (mine - theirs).norm() / theirs.norm())
         return out, lse
 
     def scratch(self, rows, heads, lanes):
