@@ -28,29 +28,32 @@ struct FewHeadsState {
   float peak, slack;
 };
 
-#ifndef FEW_EARLY
-#define FEW_EARLY 0
-#endif
 inline constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
 
 template <class Rows, class Tile>
 struct FewHeadsSmem {
   static constexpr int kBlocks = (kLatent + Rows::kRope) / 64;  // of 64 dimensions: 128 bytes
   static constexpr int kBlockBytes = Tile::kHeads * 128;
+  static constexpr int kStride = kLatent + 4;            // of a head's share, in floats: no bank twice
   static constexpr int kCopies = Rows::kScaled ? 4 : 1;  // of P, one per scale group
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
   alignas(1024) unsigned char weights[Tile::kGroups][kCopies][kBlockBytes];
-  alignas(128) unsigned char rows[Tile::kSlots][16 * Rows::kStride];  // in the end, results on their way
-  alignas(8) std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];   // mbarriers
-  std::uint64_t received;                                             // what the cluster's others have sent
+  union {
+    alignas(128) unsigned char rows[Tile::kSlots][16 * Rows::kStride];
+    alignas(128) float shares[Tile::kGroups][Tile::kHeads][kStride];  // in the end
+  };
+  alignas(8) std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];  // mbarriers
   unsigned short live[Tile::kSlots];                                 // bit per row: not a hole
   std::int64_t names[4][kNames][32];                                 // of rows to come, by the producer's warp
   int visible[Tile::kHeads];                                         // lanes of this part that the head may see
   std::int64_t out_at[Tile::kHeads];                                 // of the head's row in out, in elements
   FewHeadsState state[Tile::kGroups][Tile::kHeads];                  // of a consumer
   float most[Tile::kGroups][4][Tile::kHeads], sum[Tile::kGroups][4][Tile::kHeads];  // of a consumer's warp
+  float log2[Tile::kHeads];                                                         // of the sum
+  float factor[Tile::kGroups][Tile::kHeads];                                        // of a consumer's share
   PlanSmem plan;
+  int is_last;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -66,18 +69,6 @@ struct FewHeads {
   // P carries kKeyFactor, as the scores do.
   static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
   static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
-  // A result on its way: pieces of 16 bytes a thread, of O (of a head 4) and of the heads' peaks and sums.
-  static constexpr int kQuads = 4 * kMine, kStats = kMine / 2, kPieceBytes = 16 * kGroup;
-  static constexpr int kSlotPieces = 16 * Rows::kStride / kPieceBytes;
-  static_assert(kQuads + kStats <= (kSlots - 4) * kSlotPieces, "a consumer's result and another's last tile");
-  // Of a cluster of so many: what another sends at most.
-  __device__ static constexpr int most_sent(int parts) { return (kQuads + parts - 1) / parts + kStats; }
-  __device__ static constexpr bool has_room(int parts) {
-    return parts < 2 || ((parts - 1) * most_sent(parts) <= kSlots * kSlotPieces && has_room(parts - 1));
-  }
-  static_assert(has_room(kMostCluster));
-  static constexpr bool kEarly = FEW_EARLY;
-  static constexpr int kSent = kEarly ? kQuads + kStats : 0;
   static_assert(kGroup >= kSlots);
 
   const CudaParams& p;
@@ -148,7 +139,6 @@ struct FewHeads {
   __device__ void produce() {
     const int mine = thread - kConsumers;
     if (mine < kSlots) cuda::mbarrier_init(full(mine), 1), cuda::mbarrier_init(empty(mine), 4);
-    if (mine == 0) expect_others();
     cuda::fence_async();
     const void* const list = list_of(p, part.unit);
     for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
@@ -191,6 +181,7 @@ struct FewHeads {
   __device__ static float shift_of(float top) { return top == -INFINITY ? 0.f : top; }
   __device__ void sync() const { cuda::barrier_sync(1 + group, kGroup); }
   __device__ bool any(bool x) const { return uniform(cuda::barrier_any(1 + group, kGroup, x)) != 0; }
+  __device__ static void sync_all() { cuda::barrier_sync(kReady, kConsumers); }
 
   // Heads past the last compute on a copy of it.
   __device__ void load_q() {
@@ -483,190 +474,101 @@ struct FewHeads {
         if (residue) put_weights<true>(s_rows);
         else put_weights<false>(s_rows);
         residue = any(heavy);
-        if (kEarly && !residue && tile + 1 == tiles && is_cluster()) cuda::cluster_arrive();
         accumulate(tile, !residue);
       } while (residue);  // V takes in what rounding took from P; scores and weights are worked out again
     }
     write(item, groups, cta_group);
   }
 
-  // ---- the end ----------------------------------------------------------------------------------------
-  //
-  // Consumers add up what they found in the order of their last tiles, the first's result passing to the second, and
-  // the last has the CTA's. Of a cluster, each CTA adds up some of the quads. A thread has the same heads and columns
-  // everywhere, so results pass from thread to thread, through slots whose rows are no longer needed.
-
-  // The slot after the last tile's, of part `index`.
-  __device__ int end_slot(int index) const {
-    Part of = part;
-    of.index = index;
-    const LaneRange lanes = range_of(of, kTokens);
-    return slot_of((max(0, lanes.end - lanes.begin) + kTokens - 1) / kTokens, 0);
-  }
-  // Where this thread's 16 bytes of a piece are, counted from a slot on.
-  __device__ std::uint32_t piece(int first_slot, int i) const {
-    int slot = first_slot + i / kSlotPieces;
-    if (slot >= kSlots) slot -= kSlots;
-    return cuda::shared_address(s.rows[0]) + slot * static_cast<int>(sizeof(s.rows[0])) +
-           i % kSlotPieces * kPieceBytes + thread % kGroup * 16;
-  }
-  // Until the rows are no longer needed that lie where pieces 0 .. pieces - 1 will.
-  __device__ void wait_for_slots(int pieces) const {
-#pragma unroll 1
-    for (int i = 0; i * kSlotPieces < pieces; ++i) {
-      const int filled = 4 * tiles - kSlots + i;  // the how manieth of all slots filled was the last there
-      if (filled >= 0) cuda::mbarrier_wait(empty(filled % kSlots), filled / kSlots & 1);
-    }
-  }
-
-  // Quad q: head q / 4 of this thread's, blocks 2 (q % 4) and the next.
-  __device__ float4 quad(int q) const {
-    const int b = q % 4 * 2, m = q / 4;
-    return {o[b][place(m, 0)], o[b][place(m, 1)], o[b + 1][place(m, 0)], o[b + 1][place(m, 1)]};
-  }
-  __device__ float4 stats(const float (&peak)[kMine], int i) const {
-    return {peak[2 * i], sum[2 * i], peak[2 * i + 1], sum[2 * i + 1]};
-  }
-  // Quads first .. last - 1 and the stats as pieces at, at + 1, ..: to(piece, x) has them stored.
-  template <class To>
-  __device__ void give(const float (&peak)[kMine], int first, int last, int at, To to) const {
+  // This consumer's O into shared memory.
+  __device__ void put_share() {
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q)
-      if (q >= first && q < last) to(at + q - first, quad(q));
+    for (int b = 0; b < 8; ++b)
 #pragma unroll
-    for (int i = 0; i < kStats; ++i) to(at + last - first + i, stats(peak, i));
-  }
-  // Adds what another gave so.
-  __device__ void take_in(float (&peak)[kMine], int slot, int first, int last, int at) {
-    float mine[kMine], theirs[kMine];
-#pragma unroll
-    for (int i = 0; i < kStats; ++i) {
-      const float4 z = cuda::load_shared4(piece(slot, at + last - first + i));
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int m = 2 * i + j;
-        const float their_peak = j ? z.z : z.x, top = fmaxf(peak[m], their_peak);
-        mine[m] = cuda::exp2_approx(peak[m] - shift_of(top)), theirs[m] = cuda::exp2_approx(their_peak - shift_of(top));
-        sum[m] = sum[m] * mine[m] + (j ? z.w : z.y) * theirs[m];
-        peak[m] = top;
+      for (int m = 0; m < kMine; ++m) {
+        float* const at = s.shares[group][head_of(m)] + b / 2 * 128 + warp * 32 + b % 2 * 16;
+        const float2 z = {o[b][place(m, 0)], o[b][place(m, 1)]};
+        if constexpr (Rows::kPairedColumns) *reinterpret_cast<float2*>(at + 2 * g) = z;
+        else at[g] = z.x, at[g + 8] = z.y;
       }
+  }
+  // What each consumer's O of a head has to be multiplied with, and what is to be told of the head.
+  __device__ void weigh_shares(int local, std::int64_t partial) {
+    const int head = first_head + local;
+    float top = s.state[0][local].peak, all = 0.f;
+#pragma unroll
+    for (int i = 1; i < kGroups; ++i) top = fmaxf(top, s.state[i][local].peak);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const float (&sums)[4][kHeads] = s.sum[i];
+      const float weight = cuda::exp2_approx(s.state[i][local].peak - shift_of(top));
+      s.factor[i][local] = weight;
+      all += (sums[0][local] + sums[1][local] + sums[2][local] + sums[3][local]) * weight;
+    }
+    if (head >= p.fold * p.heads) return;
+    const HeadPlace at = place_of(p, part.unit, head);
+    float inverse;
+    if (part.parts == 1) {
+      inverse = inverse_with_sink(p, all, top, at.head);
+      if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(all, top) * kLn2;
+    } else {
+      inverse = all == 0.f ? 0.f : 1.f / all;
+      if (p.merge == Merge::cluster) s.log2[local] = log2_of(all, top);
+      else p.partial_log2[partial + local] = log2_of(all, top);
     }
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      if (q < first || q >= last) continue;
-      const int b = q % 4 * 2, m = q / 4;
-      const float4 z = cuda::load_shared4(piece(slot, at + q - first));
-      o[b][place(m, 0)] = o[b][place(m, 0)] * mine[m] + z.x * theirs[m];
-      o[b][place(m, 1)] = o[b][place(m, 1)] * mine[m] + z.y * theirs[m];
-      o[b + 1][place(m, 0)] = o[b + 1][place(m, 0)] * mine[m] + z.z * theirs[m];
-      o[b + 1][place(m, 1)] = o[b + 1][place(m, 1)] * mine[m] + z.w * theirs[m];
-    }
+    for (int i = 0; i < kGroups; ++i) s.factor[i][local] *= inverse * kOutFactor;
   }
-
-  // Of a cluster: the quads from here to the next's are CTA `index`'s to add up.
-  __device__ bool is_cluster() const { return part.parts > 1 && p.merge == Merge::cluster; }
-  __device__ int first_quad(int index) const { return kQuads * index / part.parts; }
-  __device__ std::uint32_t received() const { return cuda::shared_address(&s.received); }
-  __device__ void expect_others() {
-    if (!is_cluster()) return;
-    const int pieces = first_quad(part.index + 1) - first_quad(part.index) + kStats;
-    cuda::mbarrier_init(received(), 1);
-    cuda::mbarrier_arrive_expecting(received(), (part.parts - 1) * pieces * kPieceBytes);
-  }
-  // The sum over the cluster's CTAs of this one's quads; of all of them the peaks and sums. Its own come first.
-  __device__ void exchange(float (&peak)[kMine]) {
-    const int parts = part.parts, index = part.index;
-#pragma unroll 1
-    for (int i = 1; i < parts; ++i) {
-      const int to = index + i < parts ? index + i : index + i - parts, slot = end_slot(to);
-      const std::uint32_t barrier = cuda::cluster_address(received(), to);
-      give(peak, first_quad(to), first_quad(to + 1), kSent + (parts - 1 - i) * most_sent(parts), [&](int at, float4 x) {
-        cuda::cluster_send(cuda::cluster_address(piece(slot, at), to), x, barrier);
-      });
+  // The consumers' shares together.
+  __device__ float4 share_at(int local, int column) const {
+    float4 sum{};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const float4 z = *reinterpret_cast<const float4*>(&s.shares[i][local][column]);
+      const float factor = s.factor[i][local];
+      sum.x += factor * z.x, sum.y += factor * z.y, sum.z += factor * z.z, sum.w += factor * z.w;
     }
-    cuda::mbarrier_wait_cluster(received(), 0);
-#pragma unroll 1
-    for (int i = 1; i < parts; ++i)
-      take_in(peak, end_slot(index), first_quad(index), first_quad(index + 1), kSent + (i - 1) * most_sent(parts));
+    return sum;
   }
 
   __device__ void write(int item, int groups, int cta_group) {
-    const int order = static_cast<int>(static_cast<unsigned>(group + kGroups - tiles % kGroups) % kGroups);
-    const int slot = slot_of(tiles, 0);
-    float peak[kMine];
-#pragma unroll
-    for (int m = 0; m < kMine; ++m) peak[m] = s.state[group][head_of(m)].peak;
-    if (order > 0) {
-      cuda::barrier_sync(kReady + order - 1, 2 * kGroup);
-      take_in(peak, slot, 0, kQuads, 0);
-    } else {
-      wait_for_slots(kQuads + kStats + (kEarly && is_cluster() ? (part.parts - 1) * most_sent(part.parts) : 0));
-    }
-    if (order < kGroups - 1) {
-      give(peak, 0, kQuads, 0, [&](int at, float4 x) { cuda::store_shared4(piece(slot, at), x); });
-      cuda::barrier_arrive(kReady + order, 2 * kGroup);
-      if (is_cluster()) cuda::cluster_sync();
-      return;
-    }
-    if (is_cluster()) {
-      if (!kEarly || tiles == 0) cuda::cluster_arrive();
-      cuda::cluster_wait();  // results may be sent: all rows have been read
-      exchange(peak);
-    }
-    store(peak, item, groups, cta_group);
-  }
-
-  __device__ void store(const float (&peak)[kMine], int item, int groups, int cta_group) {
     const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * kHeads;
-    const bool cluster = is_cluster(), whole = cluster || part.parts == 1;
-    const int first = cluster ? first_quad(part.index) : 0, last = cluster ? first_quad(part.index + 1) : kQuads;
-    float (&all)[4][kHeads] = s.sum[group];
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      const float z = over_rows(sum[m], [](float a, float b) { return a + b; });
-      if (g == 0) all[warp][head_of(m)] = z;
+      const float all = over_rows(sum[m], [](float a, float b) { return a + b; });
+      if (g == 0) s.sum[group][warp][head_of(m)] = all;
     }
-    sync();
-#pragma unroll
-    for (int m = 0; m < kMine; ++m) {
-      if (4 * m + 4 <= first || 4 * m >= last) continue;  // the whole CTA
-      const int local = head_of(m), head = first_head + local;
-      const bool exists = head < p.fold * p.heads;
-      const HeadPlace at = place_of(p, part.unit, exists ? head : 0);
-      const float total = all[0][local] + all[1][local] + all[2][local] + all[3][local];
-      float factor;
-      if (whole) factor = inverse_with_sink(p, total, peak[m], at.head);
-      else factor = total == 0.f ? 0.f : 1.f / total;
-      if (exists && 4 * m >= first && warp == 0 && g == 0) {
-        if (!whole) p.partial_log2[partial + local] = log2_of(total, peak[m]);
-        else if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, peak[m]) * kLn2;
-      }
-      factor *= kOutFactor;
-      const std::int64_t to = whole ? s.out_at[local] : (partial + local) * kLatent;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (4 * m + i < first || 4 * m + i >= last) continue;
-        const float4 z = quad(4 * m + i);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const float2 y = neighbours((k ? z.z : z.x) * factor, (k ? z.w : z.y) * factor);
-          if (exists) store2(to + i * 128 + warp * 32 + k * 16 + first_column(), y, whole);
-        }
-      }
+    sync_all();
+    if (thread < kHeads) weigh_shares(thread, partial);
+    put_share();
+    sync_all();
+    const int heads = min(kHeads, p.fold * p.heads - first_head);
+    const bool cluster = part.parts > 1 && p.merge == Merge::cluster;
+#pragma unroll 4
+    for (int i = thread; i < heads * (kLatent / 4); i += kConsumers) {
+      const int local = i / (kLatent / 4), column = i % (kLatent / 4) * 4;
+      const float4 z = share_at(local, column);
+      if (part.parts == 1) store4(p, s.out_at[local] + column, z);
+      else if (cluster) *reinterpret_cast<float4*>(&s.shares[0][local][column]) = z;
+      else *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) = z;
     }
-  }
-  // Column of a fragment's row pair of 16 within the block, and the pair's values as neighbours.
-  __device__ int first_column() const { return Rows::kPairedColumns ? 2 * g : g % 2 ? g + 7 : g; }
-  __device__ float2 neighbours(float low, float high) const {
-    if constexpr (Rows::kPairedColumns) return {low, high};
-    const bool odd = g % 2;  // columns g and g + 8: trade with the lane of the neighbouring row
-    const float got = __shfl_xor_sync(~0u, odd ? low : high, 4);
-    return odd ? float2{got, high} : float2{low, got};
-  }
-  __device__ void store2(std::int64_t to, float2 y, bool whole) const {
-    if (!whole) *reinterpret_cast<float2*>(p.partial + to) = y;
-    else if (p.out_f32) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + to) = y;
-    else *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(p.out) + to) = cuda::pack_bf16x2(y.x, y.y);
+    if (cluster) {
+      cuda::cluster_sync();
+      const int first = heads * part.index / part.parts, last = heads * (part.index + 1) / part.parts;
+      constexpr int kWarps = kConsumers / 32;
+      const auto add = [&]<int Blocks>() {
+        add_shares<Blocks, Smem::kStride>(p, part.unit, part.parts, part.index, s.log2, s.shares[0][0], first_head,
+                                          first, last, thread / 32, kWarps);
+      };
+      if (4 * (last - first) <= kWarps) add.template operator()<1>();
+      else add.template operator()<4>();
+      cuda::cluster_meet();  // until nobody reads here any more
+    }
+    if (part.parts == 1 || p.merge != Merge::last) return;
+
+    static_assert(sizeof(s.shares) >= kMergeBytes / kHeadBytes * sizeof(float));
+    merge_if_last(p, part, cta_group, groups, kHeads, s.is_last, s.shares[0][0], s.out_at, kConsumers,
+                  [] { sync_all(); });
   }
 };
 

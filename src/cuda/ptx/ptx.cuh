@@ -109,9 +109,6 @@ __device__ inline void wait_for_kernel() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The two halves of it.
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The same for its timing alone: what was written is not there for others, so nobody waits for their writes to memory.
 __device__ inline void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -158,19 +155,6 @@ __device__ inline float load_shared(std::uint32_t s_from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(s_from) : "memory");
   return x;
-}
-
-__device__ inline float4 load_shared4(std::uint32_t s_from) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(s_from)
-               : "memory");
-  return x;
-}
-__device__ inline void store_shared4(std::uint32_t s_to, float4 x) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(s_to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
 }
 
 // ---- arithmetic -------------------------------------------------------------------------------------

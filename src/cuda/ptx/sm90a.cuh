@@ -41,20 +41,6 @@ __device__ inline void mbarrier_wait(std::uint32_t s_barrier, unsigned phase) {
       "r"(phase)
       : "memory");
 }
-// The same where other CTAs of the cluster have sent what was waited for.
-__device__ inline void mbarrier_wait_cluster(std::uint32_t s_barrier, unsigned phase) {
-  asm volatile(
-      "{\n.reg .pred done;\nwait_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra wait_%=;\n}" ::"r"(s_barrier),
-      "r"(phase)
-      : "memory");
-}
-// Stores in the shared memory of a CTA of the cluster; the bytes count towards a barrier of that CTA.
-__device__ inline void cluster_send(std::uint32_t to, float4 x, std::uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-               "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
-               : "memory");
-}
 // Orders this thread's reads and writes of shared memory, and those it knows of, with those of the tensor cores.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
