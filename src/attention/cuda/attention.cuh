@@ -180,8 +180,8 @@ struct Attention {
         const unsigned char* scale = s.rows[stage] + (m * 16 + g) * Rows::kStride + Rows::kScaleOffset + 4 * warp;
         low = *reinterpret_cast<const float*>(scale), high = *reinterpret_cast<const float*>(scale + 8 * Rows::kStride);
         if (c == 0) {
-          s.scale[group][warp][m * 16 + g] = finite(low * Rows::kWeightFactor);
-          s.scale[group][warp][m * 16 + g + 8] = finite(high * Rows::kWeightFactor);
+          s.scale[group][warp][m * 16 + g] = finite_scale(low) * Rows::kWeightFactor;
+          s.scale[group][warp][m * 16 + g + 8] = finite_scale(high) * Rows::kWeightFactor;
         }
         low *= Rows::kKeyFactor, high *= Rows::kKeyFactor;
       }

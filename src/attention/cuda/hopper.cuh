@@ -334,18 +334,22 @@ struct Hopper {
 
   // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
   __device__ void hide(int stage, int at) {
-    if constexpr (!Rows::kScaled) {
-      if (begin + at + kTokens <= s.least) return;
+    const int first = max(0, s.least - begin - at);
+    if (first >= kTokens) return;
 #pragma unroll 1
-      for (int row = max(0, s.least - begin - at) + thread / 32; row < kTokens; row += kConsumers / 32)
+    for (int row = first + thread / 32; row < kTokens; row += kConsumers / 32) {
+      if constexpr (Rows::kScaled) {
+        if (lane < 4) s.scale[stage][lane][row] = finite_scale(s.scale[stage][lane][row]);
+      } else {
 #pragma unroll 1
         for (int block = 0; block < kLatent / 64; ++block) {
           auto& pair = reinterpret_cast<std::uint32_t*>(s.rows[stage][block] + row * 128)[lane];
           pair = finite_bf16x2(pair);
         }
-      cuda::fence_async();
-      cuda::barrier_sync(3, kConsumers);
+      }
     }
+    cuda::fence_async();
+    cuda::barrier_sync(3, kConsumers);
   }
 
   // P in x. Whether some of it is so large a part of this group's sum so far that its rounding to bf16 would show.
@@ -438,7 +442,7 @@ struct Hopper {
 #pragma unroll
         for (int other = 0; other < 2; ++other)
           scale[other][k] =
-              Rows::kScaled ? finite(scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k)) : float2{1.f, 1.f};
+              Rows::kScaled ? scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k) : float2{1.f, 1.f};
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
 #pragma unroll

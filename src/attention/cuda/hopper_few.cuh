@@ -137,11 +137,12 @@ struct FewHeads {
   }
 
   __device__ void produce() {
-    const int mine = thread - kConsumers;
-    if (mine < kSlots) cuda::mbarrier_init(full(mine), 1), cuda::mbarrier_init(empty(mine), 4);
-    cuda::fence_async();
     const void* const list = list_of(p, part.unit);
+#pragma unroll 1
     for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
+    // Meanwhile; lane by lane, so by all warps.
+    for (int i = warp + lane * 4; i < kSlots; i += 128) cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), 4);
+    cuda::fence_async();
     const std::uint64_t policy = cuda::l2_policy(p.read_once);
     cuda::barrier_sync(kMet, kGroup);
     cuda::barrier_arrive(kReady, Tile::kThreads);
@@ -307,7 +308,9 @@ struct FewHeads {
   // What some heads may not see must not reach them as 0 * NaN: its scores are there already.
   __device__ void hide(int at, unsigned char* rows, int least) {
     if (p.fold == 1 || at + kTokens <= least) return;
-    for (int row = max(0, least - at - warp * 16); row < 16; ++row) Rows::clear_not_finite(rows + row * Rows::kStride, lane);
+    for (int row = max(0, least - at - warp * 16); row < 16; ++row)
+      Rows::clear_not_finite(rows + row * Rows::kStride, lane);
+    __syncwarp();
   }
 
   // y = exp(x - peak). True: a score exceeds the peak by much, or the rounding of a weight to bf16 might show.
@@ -393,7 +396,7 @@ struct FewHeads {
   __device__ void put_weights(std::uint32_t s_rows) {
 #pragma unroll
     for (int copy = 0; copy < Smem::kCopies; ++copy) {
-      const float2 scale = finite(scales(s_rows, copy));
+      const float2 scale = scales(s_rows, copy);
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         float2 z = {y[place(m, 0)] * scale.x, y[place(m, 1)] * scale.y};

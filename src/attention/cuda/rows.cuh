@@ -7,8 +7,6 @@
 #pragma once
 #include <cuda_bf16.h>
 
-#include <cfloat>
-
 #include "cuda/mma/e4m3.cuh"
 #include "cuda/ptx/ptx.cuh"
 #include "kv/fp8_rows.h"
@@ -24,9 +22,8 @@ struct Fragment {
   std::uint32_t a[4];
 };
 
-// x, or a number that 0 times which is 0.
-__device__ inline float finite(float x) { return fmaxf(fminf(x, FLT_MAX), -FLT_MAX); }
-__device__ inline float2 finite(float2 x) { return {finite(x.x), finite(x.y)}; }
+// A scale, or a number in place of NaN and of what, times the factors below, would be infinite.
+__device__ inline float finite_scale(float x) { return fmaxf(fminf(x, 0x1p71f), -0x1p71f); }
 // Two bf16, 0 in place of one that is not finite.
 __device__ inline std::uint32_t finite_bf16x2(std::uint32_t x) {
   if ((x & 0x7F80u) == 0x7F80u) x &= 0xFFFF0000u;
@@ -39,7 +36,7 @@ __device__ inline std::uint32_t finite_bf16x2(std::uint32_t x) {
 //   load_values: the same of columns 32 i .. 32 i + 31 (of the warp's 128), transposed
 //   key, value:  fragment 0 or 1 of what was loaded
 //   value_row:   the row of the 16 whose address a lane gives to load_values
-//   clear_not_finite: a warp makes 0 of what is not finite in a row's values, where its scale does not do (finite)
+//   clear_not_finite: a warp makes a number of what is none in a row's values
 //   query_step:  a query's step of 16, as wgmma reads it from shared memory beside key fragments
 // Loading is apart from converting, so that loads can run ahead.
 struct Raw {
@@ -126,7 +123,10 @@ struct Fp8Rows {
     const uint4 low = {y[0].x, y[0].z, y[1].x, y[1].z}, high = {y[0].y, y[0].w, y[1].y, y[1].w};
     y[0] = low, y[1] = high;
   }
-  __device__ static void clear_not_finite(unsigned char*, int) {}
+  __device__ static void clear_not_finite(unsigned char* row, int lane) {
+    auto* const scale = reinterpret_cast<float*>(row + kScaleOffset);
+    if (lane < 4) scale[lane] = finite_scale(scale[lane]);
+  }
   __device__ static int value_row(int lane) { return lane % 16; }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
     std::uint32_t r[4];
