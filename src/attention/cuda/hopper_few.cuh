@@ -141,7 +141,8 @@ struct FewHeads {
 #pragma unroll 1
     for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
     // Meanwhile; lane by lane, so by all warps.
-    for (int i = warp + lane * 4; i < kSlots; i += 128) cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), 4);
+    static_assert(kSlots <= kGroup);
+    if (const int i = 4 * lane + warp; i < kSlots) cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), 4);
     cuda::fence_async();
     const std::uint64_t policy = cuda::l2_policy(p.read_once);
     cuda::barrier_sync(kMet, kGroup);
