@@ -485,7 +485,9 @@ int test(bool small, const std::string& only) {
     for (int tile = 1; tile <= rows.count; ++tile)
       for (int parts : {1, 2}) {
         const std::string of = "tile" + std::to_string(tile) + "_parts" + std::to_string(parts);
-        const auto tail = [&](Case& c) { c.tile = tile, c.parts = parts, c.q_len = 4, c.heads = 16, c.nan_tail = true; };
+        const auto tail = [&](Case& c) {
+          c.tile = tile, c.parts = parts, c.q_len = 4, c.heads = 16, c.nan_tail = true;
+        };
         add("nan_tail_dense_" + of, [&](Case& c) { tail(c), c.dense = true, c.topk = 200, c.page_size = 16; });
         add("nan_tail_shared_" + of, [&](Case& c) { tail(c), c.shared = c.lengths = true, c.topk = 300; });
       }

@@ -336,7 +336,8 @@ TEST_F(OnCuda, NanStaysInTheTokensThatSeeIt) {
         for (std::int64_t cell = 0; cell < 4 * heads; ++cell) {
           const std::vector<std::int64_t> live = p.live(cell / heads);
           if (std::find(live.begin(), live.end(), slot) == live.end()) {
-            EXPECT_TRUE(near(p, result, answer(p, cache, live, cell / heads, cell % heads), cell / heads, cell % heads));
+            EXPECT_TRUE(
+                near(p, result, answer(p, cache, live, cell / heads, cell % heads), cell / heads, cell % heads));
             continue;
           }
           EXPECT_TRUE(std::isnan(result.lse[Problem::at(cell)]));

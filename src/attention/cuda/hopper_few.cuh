@@ -543,8 +543,7 @@ struct FewHeads {
 #pragma unroll
     for (int i = 0; i < kMostCluster; ++i) {
       log2[i] = -INFINITY;
-      if (i < part.parts)
-        log2[i] = cuda::cluster_load(cuda::cluster_address(cuda::shared_address(&s.log2[local]), i));
+      if (i < part.parts) log2[i] = cuda::cluster_load(cuda::cluster_address(cuda::shared_address(&s.log2[local]), i));
     }
 #pragma unroll
     for (int i = 0; i < kMostCluster; ++i) top = fmaxf(top, log2[i]);
