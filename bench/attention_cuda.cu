@@ -300,6 +300,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
     p.index_lane = 1;
     if (x.lengths) p.topk_length = d_limit;
   }
+  p.slack = 8.f, p.heavy = 16.f;
   p.lanes = x.topk, p.scale_log2 = 0.0625f * at::kLog2e, p.sink = x.sink ? d_sink : nullptr;
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
@@ -666,6 +667,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       p.lengths = d_lengths;
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
     p.read_once = !prefill;
+    p.slack = 8.f, p.heavy = 16.f;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;
     const at::RowKernels& kernels = kernels_of(fp8 ? KvFormat::fp8_ds_mla : KvFormat::bf16, 64);

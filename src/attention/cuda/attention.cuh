@@ -222,7 +222,7 @@ struct Attention {
 
   // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
   __device__ void hide(int stage, int at) {
-    if (s.begin + at + kTokens <= s.least) return;
+    if (p.fold == 1 || s.begin + at + kTokens <= s.least) return;
 #pragma unroll 1
     for (int row = max(0, s.least - s.begin - at) + thread / 32; row < kTokens; row += Tile::kThreads / 32)
       Rows::clear_not_finite(s.rows[stage] + row * Rows::kStride, lane);

@@ -334,6 +334,7 @@ struct Hopper {
 
   // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
   __device__ void hide(int stage, int at) {
+    if (p.fold == 1) return;
     const int first = max(0, s.least - begin - at);
     if (first >= kTokens) return;
 #pragma unroll 1

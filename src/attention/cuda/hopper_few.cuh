@@ -295,7 +295,8 @@ struct FewHeads {
     }
   }
 
-  // Holes and what a head may not see.
+  // Holes and what a head may not see. What is NaN there must not reach it as 0 * NaN either: the scores of whoever sees
+  // it are there already.
   __device__ void mask(int at, int slot, int least) {
     const unsigned live = s.live[slot];
     if (live == 0xFFFFu && at + kTokens <= least) return;
@@ -304,13 +305,10 @@ struct FewHeads {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (!(live >> row(r) & 1) || at + warp * 16 + row(r) >= s.visible[head_of(m)]) x[place(m, r)] = -INFINITY;
-  }
-
-  // What some heads may not see must not reach them as 0 * NaN: its scores are there already.
-  __device__ void hide(int at, unsigned char* rows, int least) {
-    if (p.fold == 1 || at + kTokens <= least) return;
-    for (int row = max(0, least - at - warp * 16); row < 16; ++row)
-      Rows::clear_not_finite(rows + row * Rows::kStride, lane);
+    if (p.fold == 1) return;
+#pragma unroll 1
+    for (int i = max(0, least - at - warp * 16); i < 16; ++i)
+      Rows::clear_not_finite(s.rows[slot] + i * Rows::kStride, lane);
     __syncwarp();
   }
 
@@ -470,7 +468,6 @@ struct FewHeads {
       do {
         score(s_rows);
         mask(tile * kTokens, mine, least);
-        hide(tile * kTokens, s.rows[mine], least);
         bool heavy = false;
         if (any(weigh() && !residue)) heavy = settle();
 #pragma unroll
