@@ -65,9 +65,9 @@ ConfigKernels make_kernels() {
     kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();
     kernels.pass[1][1] = ring_kernel_of<Arch, SomeRows, Columns<64, 2>, 4>();
   } else {
-    using Held = HeldTile<Arch, 4, 2, Arch::kFp8Mma ? 4 : 3>;
-    using Pass = std::conditional_t<Arch::kFp8Mma, PassTile<Arch, 4, 2, 4, false>, PassTile<Arch, 4, 3, 2, true>>;
-    static_assert(2 * (sizeof(HeldSmem<Held>) + 1024) <= Arch::kSmemBytes + 1024);
+    using Held = HeldTile<Arch, 4, 2, Arch::kFp8Mma ? 4 : 2>;
+    using Pass = PassTile<Arch, 4, 2>;
+    static_assert(Held::kCtas * (sizeof(HeldSmem<Held>) + 1024) <= Arch::kSmemBytes + 1024);
     for (HeldKernel& held : kernels.held) held = held_kernel_of<Arch, Held>();
     for (auto& some : kernels.pass)
       for (PassKernel& pass : some) pass = pass_kernel_of<Arch, Pass>();

@@ -15,7 +15,7 @@ struct HeldKernel {
   int threads, smem_bytes, rows, keys;
 };
 // Few: __global__ void (CudaScoreParams, int fold), `ctas` CTAs a multiprocessor.
-// Columns: heads, in eights, of the rows that share keys.
+// Columns: heads, in sixteens, of the rows that share keys.
 struct PassKernel {
   const void* kernel;
   int threads, ctas;
@@ -23,7 +23,8 @@ struct PassKernel {
   int smem_bytes(int columns) const { return fixed_bytes + columns * column_bytes; }
 };
 inline constexpr int kMostFold = 8, kMostHeads = 64;
-constexpr int columns_of(int heads, int fold) { return (heads + 7) / 8 * 8 * fold; }
+constexpr int padded_heads(int heads) { return (heads + 15) / 16 * 16; }
+constexpr int columns_of(int heads, int fold) { return padded_heads(heads) * fold; }
 
 struct ConfigKernels {
   int sm;                    // of the config, as cuda::Config

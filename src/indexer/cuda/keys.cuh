@@ -107,17 +107,34 @@ __device__ inline void load_head(F16Words& b, const unsigned char* heads, int n,
     b.w[4 * k] = x.x, b.w[4 * k + 1] = x.y, b.w[4 * k + 2] = x.z, b.w[4 * k + 3] = x.w;
   }
 }
-__device__ inline void set_heads(const unsigned char* copied, unsigned char* heads, int groups, int thread,
-                                 int threads) {
-#pragma unroll 1
-  for (int i = thread; i < groups * 32; i += threads) {
-    const int n = i / 32, lane = i % 32;
-    F16Words b;
-    load_heads(b, copied, n * 8 + lane / 4, lane % 4);
-    uint4* const to = reinterpret_cast<uint4*>(heads + n * 8 * F16Words::kHeadBytes) + lane;
+__device__ inline void set_piece(unsigned char* heads, int head, int piece, uint4 x) {
+  const std::uint32_t raw[4] = {x.x, x.y, x.z, x.w};
+  std::uint32_t w[8];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) to[32 * k] = {b.w[4 * k], b.w[4 * k + 1], b.w[4 * k + 2], b.w[4 * k + 3]};
+  for (int k = 0; k < 4; ++k) w[2 * k] = f16_pair<0x9180u>(raw[k]), w[2 * k + 1] = f16_pair<0xB3A2u>(raw[k]);
+  uint4* const to =
+      reinterpret_cast<uint4*>(heads + head / 8 * 8 * F16Words::kHeadBytes) + piece / 4 * 64 + head % 8 * 4 + piece % 4;
+  to[0] = {w[0], w[1], w[2], w[3]}, to[32] = {w[4], w[5], w[6], w[7]};
+}
+// Sets heads that were copied. With as many threads as a multiple of 8 a thread reads what it copied itself.
+__device__ inline void set_heads(const unsigned char* copied, unsigned char* heads, int count, int thread,
+                                 int threads) {
+#pragma unroll 2
+  for (int i = thread; i < count * 8; i += threads)
+    set_piece(heads, i / 8, i % 8, *reinterpret_cast<const uint4*>(copied + place_of_piece(i / 8, i % 8)));
+}
+// Sets a row's heads and weights, zeros up to `padded` heads.
+__device__ inline void set_query(const CudaScoreParams& p, int row, int padded, unsigned char* heads, float* weights,
+                                 int thread, int threads) {
+#pragma unroll 2
+  for (int i = thread; i < padded * 8; i += threads) {
+    const int head = i / 8, piece = i % 8;
+    uint4 x{};
+    if (head < p.heads) x = __ldg(reinterpret_cast<const uint4*>(p.q + row * p.q_row + head * p.q_head) + piece);
+    set_piece(heads, head, piece, x);
   }
+  for (int i = thread; i < padded; i += threads)
+    weights[i] = i < p.heads ? __ldg(p.weights + row * p.weights_row + i) : 0.f;
 }
 
 // Starts the copies of a row's heads and weights, zeros up to `padded` heads; by the threads from `thread` on.
@@ -135,97 +152,83 @@ __device__ inline void copy_query(const CudaScoreParams& p, int row, int padded,
 
 // ---- keys of a warp ---------------------------------------------------------------------------------
 
-// Tiles: of 16 keys.
-template <class Words, int Tiles>
+// kTiles of 16 keys. Heads come sixteen at a time.
+template <class Words>
 struct WarpKeys {
-  static_assert(Tiles == 2 || Tiles == 4);
-  static constexpr int kTiles = Tiles, kKeys = 16 * kTiles;
-  // The scores that a lane ends up with: kMine of the warp's keys.
-  static constexpr int kMine = kKeys / 32;
+  static constexpr int kTiles = 4, kKeys = 16 * kTiles;
+  static constexpr int kParts = 4 * kTiles;  // of 16 bytes, that a lane has
+  using Dots = float[kTiles][4];
   Words key[kTiles][2];  // rows g and g + 8
-  float scale[kMine];
-  bool missing;  // the page of this lane's scores lies nowhere
+  float scale[2];        // of this lane's scores: keys g and g + 8 of tile c
+  bool missing;          // their page lies nowhere
 
-  // This lane's scores are of keys row, and row + 8 if kMine is 2, of this tile.
-  __device__ static int tile_of(int lane) { return kMine == 2 ? lane % 4 : lane % 4 / 2; }
-  __device__ static int row_of(int lane) { return lane / 4 + (kMine == 2 ? 0 : lane % 2 * 8); }
-
-  // What a lane loads of the keys, as it lies in memory.
-  struct Raw {
-    uint4 part[kTiles][2][2];
-    float scale[kMine];
+  // Where the page of this lane's scores lies.
+  struct Place {
+    int physical, inside;
     bool missing;
   };
-  __device__ void set(const Raw& raw) {
+  // Of keys first .. first + kKeys - 1 of a source; those from `end` on need not exist.
+  __device__ static Place find(const CudaScoreParams& p, int source, int first, int end, int lane) {
+    Place place{0, 0, false};
+    if (!p.table) return place;
+    const int mine = first + 16 * (lane % 4);  // a page is a multiple of 16 keys, so a tile lies in one
+    const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
+    place.inside = mine - page * p.page_size;
+    place.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
+    if (!place.missing) place.physical = __ldg(p.table + source * p.table_row + page);
+    return place;
+  }
+  // take(i, address) of each part; scales and what is missing. What is missing is read as some other key.
+  template <class Take>
+  __device__ void fetch(const CudaScoreParams& p, Place place, int source, int first, int lane, Take&& take) {
+    const int g = lane / 4, c = lane % 4;
+    const auto take_row = [&](int i, const unsigned char* row) { take(i, row), take(i + 1, row + kDim / 2); };
+    missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
+    const float* scales[2];
+    if (p.table) {
+      const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
+      scales[0] =
+          reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) + place.inside + g;
+      scales[1] = scales[0] + 8;
+      const auto mine = reinterpret_cast<unsigned long long>(page + static_cast<std::int64_t>(place.inside) * kDim);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const auto* const row = reinterpret_cast<const unsigned char*>(__shfl_sync(~0u, mine, t)) + g * kDim + c * 16;
+        take_row(4 * t, row), take_row(4 * t + 2, row + 8 * kDim);
+      }
+    } else {
+      const auto at = [&](int key) { return contiguous(p, source, first + key); };
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scales[i] = p.scales + at(16 * c + g + 8 * i);
+#pragma unroll
+      for (int i = 0; i < 2 * kTiles; ++i) take_row(2 * i, p.keys + at(8 * i + g) * p.page_bytes + c * 16);
+    }
+    scale[0] = __ldg(scales[0]), scale[1] = __ldg(scales[1]);
+  }
+  // part(i), as fetch had them taken. Once.
+  template <class Part>
+  __device__ void set(Part&& part) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) key[t][half].set(raw.part[t][half][0], raw.part[t][half][1]);
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) scale[i] = Words::kFactor * raw.scale[i];
-    missing = raw.missing;
+      for (int half = 0; half < 2; ++half) key[t][half].set(part(4 * t + 2 * half), part(4 * t + 2 * half + 1));
+    scale[0] *= Words::kFactor, scale[1] *= Words::kFactor;
   }
   __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    set(fetch(p, source, first, end, lane));
+    uint4 part[kParts];
+    fetch(p, find(p, source, first, end, lane), source, first, lane,
+          [&](int i, const unsigned char* from) { part[i] = __ldg(reinterpret_cast<const uint4*>(from)); });
+    set([&](int i) { return part[i]; });
   }
 
-  // Keys first .. first + kKeys - 1 of a source; those from `end` on need not exist. What is missing is read as some
-  // other key.
-  __device__ static Raw fetch(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    const int g = lane / 4, c = lane % 4, mine = first + 16 * tile_of(lane);
-    Raw raw;
-    raw.missing = false;
-    const float* scales;
-    int physical = 0, inside = 0;
-    if (p.table) {  // a page is a multiple of 16 keys, so a tile lies in one
-      const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
-      inside = mine - page * p.page_size;
-      raw.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
-      if (!raw.missing) physical = __ldg(p.table + source * p.table_row + page);
-      raw.missing |= physical < 0 || physical >= p.pages;
-      if (raw.missing) physical = 0;
-      scales = reinterpret_cast<const float*>(p.keys + physical * p.page_bytes +
-                                              static_cast<std::int64_t>(p.page_size) * kDim) +
-               inside;
-    } else {
-      scales = p.scales;
-    }
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const unsigned char* row[2];  // keys g and g + 8 of the tile
-      if (p.table) {
-        constexpr int kOwner = kMine == 2 ? 1 : 2;
-        row[0] = p.keys + __shfl_sync(~0u, physical, t * kOwner) * p.page_bytes +
-                 (__shfl_sync(~0u, inside, t * kOwner) + g) * kDim;
-        row[1] = row[0] + 8 * kDim;
-      } else {
-        row[0] = p.keys + contiguous(p, source, first + 16 * t + g) * p.page_bytes;
-        row[1] = p.keys + contiguous(p, source, first + 16 * t + g + 8) * p.page_bytes;
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        raw.part[t][half][0] = load_16(row[half] + c * 16), raw.part[t][half][1] = load_16(row[half] + c * 16 + 64);
-    }
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const std::int64_t at = row_of(lane) + 8 * i;
-      raw.scale[i] = __ldg(scales + (p.table ? at : contiguous(p, source, mine + at)));
-    }
-    return raw;
-  }
-
-  // score[i] of this lane: over `groups` groups of eight heads.
-  __device__ void scores(const unsigned char* heads, const float* weights, int groups, int lane,
-                         float (&score)[kMine]) const {
-    const int c = lane % 4;
+  // Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, to be
+  // added up while the next are multiplied.
+  struct Sums {
     float sum[kTiles][2] = {};
-#pragma unroll kTiles / 2
-    for (int n = 0; n < groups; ++n) {
-      Words b;
-      load_head(b, heads, n, lane);
-      const float2 w = *reinterpret_cast<const float2*>(weights + n * 8 + 2 * c);
-      float dot[kTiles][4];
-      steps<0>(dot, b);
+    Dots waiting = {};
+    float2 weights = {0, 0};  // of those that wait
+
+    __device__ void add(float2 w, const Dots& dot) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         sum[t][0] = fmaf(w.x, dot[t][0] + fabsf(dot[t][0]), sum[t][0]);
@@ -234,33 +237,40 @@ struct WarpKeys {
         sum[t][1] = fmaf(w.y, dot[t][3] + fabsf(dot[t][3]), sum[t][1]);
       }
     }
-    // The four lanes of a row add up, and each keeps its share of the keys.
-    const bool upper = c & 2, odd = c & 1;
-    if constexpr (kMine == 2) {
-      float pair[2][2];
+    __device__ void add_waiting() { add(weights, waiting); }
+    __device__ void clear() {
 #pragma unroll
-      for (int t = 0; t < 2; ++t)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) pair[t][half] = exchange(sum[t][half], sum[t + 2][half], upper, 2);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) score[half] = scale[half] * exchange(pair[0][half], pair[1][half], odd, 1);
-    } else {
-      const float low = exchange(sum[0][0], sum[1][0], upper, 2), high = exchange(sum[0][1], sum[1][1], upper, 2);
-      score[0] = scale[0] * exchange(low, high, odd, 1);
+      for (auto& of_tile : sum) of_tile[0] = of_tile[1] = 0;
     }
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      if (missing) score[i] = -INFINITY;
+  };
+  // Adds heads 8 n .. 8 n + 15; between() is called when what waited has been added.
+  template <class Between>
+  __device__ void add_heads(Sums& sums, const unsigned char* heads, const float* weights, int n, int lane,
+                            Between&& between) const {
+    const auto weights_of = [&](int i) { return *reinterpret_cast<const float2*>(weights + i * 8 + 2 * (lane % 4)); };
+    Dots dot;
+    multiply(heads, n, lane, dot);
+    sums.add_waiting();
+    between();
+    multiply(heads, n + 1, lane, sums.waiting);
+    sums.add(weights_of(n), dot);
+    sums.weights = weights_of(n + 1);
   }
 
-  // Stores a row's scores, for columns first .. first + kKeys - 1.
-  __device__ static void store(const CudaScoreParams& p, int row, int length, int first, int lane,
-                               const float (&score)[kMine]) {
-    float* logits = p.logits + row * p.logits_row + first;
+  // Stores a row's scores: the four lanes of a key add up, and each keeps its share of the keys.
+  __device__ void store(const CudaScoreParams& p, const Sums& sums, int row, int length, int first, int lane) const {
+    const auto& sum = sums.sum;
+    float pair[2][2];
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int mine = 16 * tile_of(lane) + row_of(lane) + 8 * i;
-      if (first + mine < length) logits[mine] = score[i];
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) pair[t][half] = exchange(sum[t][half], sum[t + 2][half], lane & 2, 2);
+    const int mine = first + 16 * (lane % 4) + lane / 4;
+    float* const logits = p.logits + row * p.logits_row + mine;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float score = scale[half] * exchange(pair[0][half], pair[1][half], lane & 1, 1);
+      if (mine + 8 * half < length) logits[8 * half] = missing ? -INFINITY : score;
     }
   }
 
@@ -268,9 +278,13 @@ struct WarpKeys {
   __device__ static std::int64_t contiguous(const CudaScoreParams& p, int source, std::int64_t key) {
     return min(max(source + key, std::int64_t{0}), p.n - 1);
   }
-  __device__ static uint4 load_16(const void* from) { return __ldg(static_cast<const uint4*>(from)); }
+  __device__ void multiply(const unsigned char* heads, int n, int lane, Dots& dot) const {
+    Words b;
+    load_head(b, heads, n, lane);
+    steps<0>(dot, b);
+  }
   template <int Step>
-  __device__ void steps(float (&dot)[kTiles][4], const Words& b) const {
+  __device__ void steps(Dots& dot, const Words& b) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) Words::template mma<Step>(dot[t], key[t][0], key[t][1], b);
     if constexpr (Step + 1 < Words::kSteps) steps<Step + 1>(dot, b);

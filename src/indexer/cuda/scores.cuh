@@ -17,8 +17,8 @@ namespace sievemla::stage::indexer {
 
 // ---- many rows --------------------------------------------------------------------------------------
 
-// Rows that pass by a CTA; heads of a stage, padded to a multiple of 8 a row, and rows of it at most.
-inline constexpr int kHeldRows = 64, kStageHeads = 64, kStageRows = 8;
+// Rows that pass by a CTA; heads of a stage, and rows of it at most: their heads are padded to a multiple of sixteen.
+inline constexpr int kHeldRows = 64, kStageHeads = 64, kStageRows = kStageHeads / 16;
 
 // The longest of rows [row, end) with this source; by a warp.
 __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int source, int lane) {
@@ -32,15 +32,15 @@ __device__ inline int longest_of(const CudaScoreParams& p, int row, int end, int
 template <class Arch, int Warps, int Ctas, int Stages>
 struct HeldTile {
   using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
+  using Keys = WarpKeys<Words>;
+  static constexpr bool kSets = Words::kHeadBytes > kDim;  // heads are set once, for all warps
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas, kStages = Stages;
-  using Keys = WarpKeys<Words, 4>;
   static constexpr int kKeys = Warps * Keys::kKeys;  // of a CTA
 };
 
 template <class Tile>
 struct HeldSmem {
-  static constexpr bool kSets = Tile::Words::kHeadBytes > kDim;  // heads are converted once, for all warps
-  alignas(128) unsigned char heads[kSets ? kStageHeads * Tile::Words::kHeadBytes : 16];
+  alignas(128) unsigned char set[2][Tile::kSets ? kStageHeads * Tile::Words::kHeadBytes : 16];
   struct Stage {
     alignas(128) unsigned char heads[kStageHeads * kDim];
     float weights[kStageHeads];
@@ -50,68 +50,104 @@ struct HeldSmem {
 
 template <class Tile>
 struct Held {
+  using Keys = typename Tile::Keys;
+  static constexpr int kPieces = kStageHeads * 8 / Tile::kThreads;  // of 16 bytes, that a thread copies of a stage
   const CudaScoreParams& p;
   HeldSmem<Tile>& s;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int padded = (p.heads + 7) / 8 * 8, stage_rows = min(kStageHeads / padded, kStageRows);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int padded = padded_heads(p.heads), stage_rows = kStageHeads / padded;
+  struct Head {
+    int row, head;  // of a stage
+  };
+  Head copied[kPieces], weighed;
 
+  __device__ Held(const CudaScoreParams& p_, HeldSmem<Tile>& s_) : p(p_), s(s_), weighed(head_of(thread)) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) copied[i] = head_of((thread + i * Tile::kThreads) / 8);
+  }
+  __device__ Head head_of(int at) const { return {at / padded, at % padded}; }
   // Starts the copy of rows [row, ..) into a stage.
-  __device__ void fetch(int row, int end, int at) {
+  __device__ void fetch(int row, int end, int at) const {
     auto& stage = s.stage[at];
-#pragma unroll 1
-    for (int i = 0; i < stage_rows && row + i < end; ++i)
-      copy_query(p, row + i, padded, stage.heads + i * padded * kDim, stage.weights + i * padded, thread,
-                 Tile::kThreads);
-    if (thread < stage_rows && row + thread < end) {
-      cuda::cp_async_4(cuda::shared_address(&stage.length[thread]), p.lengths + row + thread, 4);
-      if (p.source) cuda::cp_async_4(cuda::shared_address(&stage.source[thread]), p.source + row + thread, 4);
-      else stage.source[thread] = p.table ? (row + thread) / p.rows_per_source : 0;
+    const int rows = min(stage_rows, end - row), piece = thread % 8;
+    const auto there = [&](const Head& x) { return x.row < rows && x.head < p.heads; };
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const Head x = there(copied[i]) ? copied[i] : Head{0, 0};
+      cuda::cp_async_16(cuda::shared_address(stage.heads + place_of_piece((thread + i * Tile::kThreads) / 8, piece)),
+                        p.q + (row + x.row) * p.q_row + x.head * p.q_head + piece * 16, there(copied[i]) ? 16 : 0);
+    }
+    if (thread < kStageHeads) {
+      const Head x = there(weighed) ? weighed : Head{0, 0};
+      cuda::cp_async_4(cuda::shared_address(stage.weights + thread), p.weights + (row + x.row) * p.weights_row + x.head,
+                       there(weighed) ? 4 : 0);
+    } else if (thread - kStageHeads < rows) {
+      const int i = thread - kStageHeads;
+      cuda::cp_async_4(cuda::shared_address(&stage.length[i]), p.lengths + row + i, 4);
+      if (p.source) cuda::cp_async_4(cuda::shared_address(&stage.source[i]), p.source + row + i, 4);
+      else stage.source[i] = source_of(p, row + i);
     }
   }
 
-  __device__ void run(int first_row, int first_key) {
-    using Keys = typename Tile::Keys;
+  __device__ void run(int first_row, int first_key) const {
     const int end = min(first_row + kHeldRows, p.rows), first = first_key + warp * Keys::kKeys;
-    Keys keys;
+    Keys keys{};
     int loaded = 0, loaded_source = 0;  // keys up to here, of this source
+    // The row before is stored while the first heads of this one are multiplied.
+    typename Keys::Sums sums{};
+    int row_of_sums = 0, length_of_sums = 0;
+    const auto store = [&] {
+      keys.store(p, sums, row_of_sums, length_of_sums, first, lane);
+      sums.clear();
+    };
+    const auto finish = [&] {
+      sums.add_waiting();
+      store();
+      sums = {}, length_of_sums = 0;
+    };
 #pragma unroll 1
     for (int i = 0; i < Tile::kStages - 1; ++i) {
       if (first_row + i * stage_rows < end) fetch(first_row + i * stage_rows, end, i);
       cuda::cp_async_commit();
     }
-    int at = 0;
+    int at = 0, set = 0;
+#pragma unroll 1
     for (int row = first_row; row < end; row += stage_rows) {
+      const auto& stage = s.stage[at];
+      const unsigned char* heads = stage.heads;
       cuda::cp_async_wait<Tile::kStages - 2>();
+      if constexpr (Tile::kSets) {
+        heads = s.set[set];
+        set_heads(stage.heads, s.set[set], kStageHeads, thread, Tile::kThreads);  // which this thread has copied
+        set ^= 1;
+      }
       __syncthreads();
       const int ahead = row + (Tile::kStages - 1) * stage_rows;
       if (ahead < end) fetch(ahead, end, at == 0 ? Tile::kStages - 1 : at - 1);
       cuda::cp_async_commit();
-      const auto& stage = s.stage[at];
       at = at + 1 == Tile::kStages ? 0 : at + 1;
-      const unsigned char* heads = stage.heads;
-      if constexpr (HeldSmem<Tile>::kSets) {
-        set_heads(stage.heads, s.heads, kStageHeads / 8, thread, Tile::kThreads);
-        __syncthreads();
-        heads = s.heads;
-      }
 #pragma unroll 1
       for (int i = 0; i < stage_rows && row + i < end; ++i) {
         const int length = min(max(stage.length[i], 0), p.width), source = stage.source[i];
         const int visible = min(length - first, Keys::kKeys);
         if (visible > 0) {
           if (loaded < visible || loaded_source != source) {
+            finish();
             loaded = min(longest_of(p, row + i, end, source, lane) - first, Keys::kKeys), loaded_source = source;
             keys.load(p, source, first, first + loaded, lane);
           }
-          float score[Keys::kMine];
-          keys.scores(heads + i * padded * Tile::Words::kHeadBytes, stage.weights + i * padded, padded / 8, lane,
-                      score);
-          Keys::store(p, row + i, length, first, lane, score);
+          const unsigned char* const mine = heads + i * padded * Tile::Words::kHeadBytes;
+          const float* const weights = stage.weights + i * padded;
+          keys.add_heads(sums, mine, weights, 0, lane, store);
+#pragma unroll 1
+          for (int n = 2; n < padded / 8; n += 2) keys.add_heads(sums, mine, weights, n, lane, [] {});
+          row_of_sums = row + i, length_of_sums = length;
         }
         if (p.fill && visible < Keys::kKeys)
           fill_row(p, row + i, first + max(visible, 0), min(first + Keys::kKeys, p.width), lane, 32);
       }
     }
+    finish();
   }
 };
 
@@ -120,8 +156,8 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
                                                                            int key_blocks) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const int block = static_cast<int>(blockIdx.x);
-  Held<Tile>{p, *reinterpret_cast<HeldSmem<Tile>*>(smem)}.run(block / key_blocks * kHeldRows,
-                                                              block % key_blocks * Tile::kKeys);
+  Held<Tile>(p, *reinterpret_cast<HeldSmem<Tile>*>(smem))
+      .run(block / key_blocks * kHeldRows, block % key_blocks * Tile::kKeys);
 }
 
 // ---- few rows ---------------------------------------------------------------------------------------
@@ -200,26 +236,27 @@ __device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, i
   }
 }
 
-// Tiles: of 16 keys a warp. Ahead: the next keys are on their way while these are multiplied.
-template <class Arch, int Warps, int Ctas, int Tiles, bool Ahead>
+// A warp's next keys are on their way to its own shared memory while these are multiplied.
+template <class Arch, int Warps, int Ctas>
 struct PassTile {
   using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
-  using Keys = WarpKeys<Words, Tiles>;
-  static constexpr bool kSets = Words::kHeadBytes > kDim;  // heads are converted once, for all keys
-  static constexpr int kColumnBytes = Words::kHeadBytes + 4, kFixedBytes = kSets ? kMostHeads * kDim : 0;
+  using Keys = WarpKeys<Words>;
+  static constexpr bool kSets = Words::kHeadBytes > kDim;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas;
-  static constexpr bool kAhead = Ahead;
+  static constexpr int kWarpParts = Keys::kParts * 32, kFixedBytes = Warps * kWarpParts * 16;
+  static constexpr int kColumnBytes = Words::kHeadBytes + 4;
 };
 
 template <class Arch, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const __grid_constant__ CudaScoreParams p,
                                                                            int fold) {
   using Keys = typename Tile::Keys;
+  constexpr int kHeadBytes = Tile::Words::kHeadBytes, kStep = Tile::kWarps * Keys::kKeys;
   extern __shared__ __align__(1024) unsigned char smem[];
-  const int thread = threadIdx.x, lane = thread % 32, padded = (p.heads + 7) / 8 * 8;
-  constexpr int kHeadBytes = Tile::Words::kHeadBytes;
-  float* const weights = reinterpret_cast<float*>(smem + fold * padded * kHeadBytes);
-  unsigned char* const copied = smem + fold * padded * (kHeadBytes + 4);  // of one row
+  const int thread = threadIdx.x, lane = thread % 32, padded = padded_heads(p.heads);
+  uint4* const s_mine = reinterpret_cast<uint4*>(smem) + thread / 32 * Tile::kWarpParts + lane;  // of this lane's keys
+  unsigned char* const s_heads = smem + Tile::kFixedBytes;
+  float* const s_weights = reinterpret_cast<float*>(s_heads + fold * padded * kHeadBytes);
   cuda::wait_for_kernel();
   cuda::let_next_start();
   const Units units{p.rows / fold,
@@ -227,42 +264,45 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   units.share(cta, ctas, [&](int unit, int begin, int end, bool) {
     const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
-    const int begin_mine = begin + thread / 32;
-    typename Keys::Raw ahead{};
-    if (Tile::kAhead && begin_mine < end) ahead = Keys::fetch(p, source, begin_mine * Keys::kKeys, longest, lane);
+    int first = (begin + thread / 32) * Keys::kKeys;
+    const int upto = end * Keys::kKeys;
+    Keys next;                     // but for the keys themselves
+    typename Keys::Place place{};  // of those
+    const auto fetch = [&](int at) {
+      next.fetch(p, place, source, at, lane, [&](int i, const unsigned char* from) {
+        cuda::cp_async_16(cuda::shared_address(s_mine + 32 * i), from, 16);
+      });
+      cuda::cp_async_commit();
+      if (at + kStep < upto) place = Keys::find(p, source, at + kStep, longest, lane);
+    };
+    if (first < upto) place = Keys::find(p, source, first, longest, lane), fetch(first);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < fold; ++i) {
-      unsigned char* const heads = smem + i * padded * kHeadBytes;
-      copy_query(p, unit * fold + i, padded, Tile::kSets ? copied : heads, weights + i * padded, thread,
-                 Tile::kThreads);
-      if constexpr (Tile::kSets) {
-        cuda::cp_async_commit();
-        cuda::cp_async_wait<0>();
-        __syncthreads();
-        set_heads(copied, heads, padded / 8, thread, Tile::kThreads);
-        __syncthreads();
-      }
+      const int row = unit * fold + i;
+      unsigned char* const heads = s_heads + i * padded * kHeadBytes;
+      float* const weights = s_weights + i * padded;
+      if constexpr (Tile::kSets) set_query(p, row, padded, heads, weights, thread, Tile::kThreads);
+      else copy_query(p, row, padded, heads, weights, thread, Tile::kThreads);
     }
     cuda::cp_async_commit();
     cuda::cp_async_wait<0>();
     __syncthreads();
 #pragma unroll 1
-    for (int tile = begin_mine; tile < end; tile += Tile::kWarps) {
-      const int first = tile * Keys::kKeys;
-      Keys keys;
-      if constexpr (Tile::kAhead) {
-        keys.set(ahead);
-        if (tile + Tile::kWarps < end)
-          ahead = Keys::fetch(p, source, first + Tile::kWarps * Keys::kKeys, longest, lane);
-      } else {
-        keys.load(p, source, first, longest, lane);
-      }
+    for (; first < upto; first += kStep) {
+      cuda::cp_async_wait<0>();
+      Keys keys = next;
+      keys.set([&](int i) { return s_mine[32 * i]; });
+      if (first + kStep < upto) fetch(first + kStep);
 #pragma unroll 1
       for (int i = 0; i < fold; ++i) {
-        float score[Keys::kMine];
-        keys.scores(smem + i * padded * kHeadBytes, weights + i * padded, padded / 8, lane, score);
-        Keys::store(p, unit * fold + i, length_of(p, unit * fold + i), first, lane, score);
+        typename Keys::Sums sums{};
+#pragma unroll 1
+        for (int n = 0; n < padded / 8; n += 2)
+          keys.add_heads(sums, s_heads + i * padded * kHeadBytes, s_weights + i * padded, n, lane, [] {});
+        sums.add_waiting();
+        const int row = unit * fold + i;
+        keys.store(p, sums, row, length_of(p, row), first, lane);
       }
     }
   });
