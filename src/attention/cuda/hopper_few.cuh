@@ -293,8 +293,8 @@ struct FewHeads {
     }
   }
 
-  // Holes and what a head may not see. What is NaN there must not reach it as 0 * NaN either: the scores of whoever sees
-  // it are there already.
+  // Holes and what a head may not see. NaN there must not reach it as 0 * NaN either; whoever sees it has its score by
+  // now.
   __device__ void mask(int at, int slot, int least) {
     const unsigned live = s.live[slot];
     if (live == 0xFFFFu && at + kTokens <= least) return;
