@@ -178,11 +178,19 @@ struct WarpKeys {
     if (!place.missing) place.physical = __ldg(p.table + source * p.table_row + page);
     return place;
   }
+  // Parts of 16 bytes of a lane, of 16 keys: key and byte. As registers want them, and as memory does.
+  struct ForRegisters {
+    __device__ static int key(int lane, int i) { return lane / 4 + 8 * (i / 2); }
+    __device__ static int byte(int lane, int i) { return lane % 4 * 16 + i % 2 * kDim / 2; }
+  };
+  struct ForMemory {
+    __device__ static int key(int lane, int i) { return lane / 8 + 4 * i; }
+    __device__ static int byte(int lane, int) { return lane % 8 * 16; }
+  };
   // take(i, address) of each part; scales and what is missing. What is missing is read as some other key.
-  template <class Take>
+  template <class Parts, class Take>
   __device__ void fetch(const CudaScoreParams& p, Place place, int source, int first, int lane, Take&& take) {
     const int g = lane / 4, c = lane % 4;
-    const auto take_row = [&](int i, const unsigned char* row) { take(i, row), take(i + 1, row + kDim / 2); };
     missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
     const float* scales[2];
     if (p.table) {
@@ -193,17 +201,32 @@ struct WarpKeys {
       const auto mine = reinterpret_cast<unsigned long long>(page + static_cast<std::int64_t>(place.inside) * kDim);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        const auto* const row = reinterpret_cast<const unsigned char*>(__shfl_sync(~0u, mine, t)) + g * kDim + c * 16;
-        take_row(4 * t, row), take_row(4 * t + 2, row + 8 * kDim);
+        const auto* const keys = reinterpret_cast<const unsigned char*>(__shfl_sync(~0u, mine, t));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) take(4 * t + i, keys + Parts::key(lane, i) * kDim + Parts::byte(lane, i));
       }
     } else {
       const auto at = [&](int key) { return contiguous(p, source, first + key); };
 #pragma unroll
       for (int i = 0; i < 2; ++i) scales[i] = p.scales + at(16 * c + g + 8 * i);
 #pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) take_row(2 * i, p.keys + at(8 * i + g) * p.page_bytes + c * 16);
+      for (int i = 0; i < kParts; ++i)
+        take(i, p.keys + at(i / 4 * 16 + Parts::key(lane, i % 4)) * p.page_bytes + Parts::byte(lane, i % 4));
     }
     scale[0] = __ldg(scales[0]), scale[1] = __ldg(scales[1]);
+  }
+  // By the lanes of a warp, to s_keys, laid out as heads are; committed.
+  __device__ void copy(const CudaScoreParams& p, Place place, int source, int first, int lane, unsigned char* s_keys) {
+    const std::uint32_t to = cuda::shared_address(s_keys) + static_cast<unsigned>(place_of_piece(lane / 8, lane % 8));
+    fetch<ForMemory>(p, place, source, first, lane, [&](int i, const unsigned char* from) {
+      cuda::cp_async_16(to + static_cast<unsigned>(i) * 4 * kDim, from, 16);
+    });
+    cuda::cp_async_commit();
+  }
+  __device__ void take(const unsigned char* s_keys, int lane) {
+    const unsigned char* const from[2] = {s_keys + place_of_piece(lane / 4, lane % 4),
+                                          s_keys + place_of_piece(lane / 4, lane % 4 + 4)};
+    set([&](int i) { return *reinterpret_cast<const uint4*>(from[i % 2] + i / 2 * 8 * kDim); });
   }
   // part(i), as fetch had them taken. Once.
   template <class Part>
@@ -216,8 +239,9 @@ struct WarpKeys {
   }
   __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
     uint4 part[kParts];
-    fetch(p, find(p, source, first, end, lane), source, first, lane,
-          [&](int i, const unsigned char* from) { part[i] = __ldg(reinterpret_cast<const uint4*>(from)); });
+    fetch<ForRegisters>(
+        p, find(p, source, first, end, lane), source, first, lane,
+        [&](int i, const unsigned char* from) { part[i] = __ldg(reinterpret_cast<const uint4*>(from)); });
     set([&](int i) { return part[i]; });
   }
 

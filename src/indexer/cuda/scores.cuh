@@ -243,7 +243,7 @@ struct PassTile {
   using Keys = WarpKeys<Words>;
   static constexpr bool kSets = Words::kHeadBytes > kDim;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas;
-  static constexpr int kWarpParts = Keys::kParts * 32, kFixedBytes = Warps * kWarpParts * 16;
+  static constexpr int kFixedBytes = Warps * Keys::kKeys * kDim;
   static constexpr int kColumnBytes = Words::kHeadBytes + 4;
 };
 
@@ -254,7 +254,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
   constexpr int kHeadBytes = Tile::Words::kHeadBytes, kStep = Tile::kWarps * Keys::kKeys;
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = padded_heads(p.heads);
-  uint4* const s_mine = reinterpret_cast<uint4*>(smem) + thread / 32 * Tile::kWarpParts + lane;  // of this lane's keys
+  unsigned char* const s_mine = smem + thread / 32 * Keys::kKeys * kDim;  // of this warp's keys
   unsigned char* const s_heads = smem + Tile::kFixedBytes;
   float* const s_weights = reinterpret_cast<float*>(s_heads + fold * padded * kHeadBytes);
   cuda::wait_for_kernel();
@@ -269,10 +269,8 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
     Keys next;                     // but for the keys themselves
     typename Keys::Place place{};  // of those
     const auto fetch = [&](int at) {
-      next.fetch(p, place, source, at, lane, [&](int i, const unsigned char* from) {
-        cuda::cp_async_16(cuda::shared_address(s_mine + 32 * i), from, 16);
-      });
-      cuda::cp_async_commit();
+      __syncwarp();
+      next.copy(p, place, source, at, lane, s_mine);
       if (at + kStep < upto) place = Keys::find(p, source, at + kStep, longest, lane);
     };
     if (first < upto) place = Keys::find(p, source, first, longest, lane), fetch(first);
@@ -291,8 +289,9 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
 #pragma unroll 1
     for (; first < upto; first += kStep) {
       cuda::cp_async_wait<0>();
+      __syncwarp();
       Keys keys = next;
-      keys.set([&](int i) { return s_mine[32 * i]; });
+      keys.take(s_mine, lane);
       if (first + kStep < upto) fetch(first + kStep);
 #pragma unroll 1
       for (int i = 0; i < fold; ++i) {
@@ -302,7 +301,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
           keys.add_heads(sums, s_heads + i * padded * kHeadBytes, s_weights + i * padded, n, lane, [] {});
         sums.add_waiting();
         const int row = unit * fold + i;
-        keys.store(p, sums, row, length_of(p, row), first, lane);
+        keys.store(p, sums, row, fold == 1 ? longest : length_of(p, row), first, lane);
       }
     }
   });
