@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/context.cuh"
 #include "cuda_bench.cuh"
 #include "cuda_timer.cuh"
 #include "topk/cuda/kernels.cuh"
@@ -24,6 +25,7 @@ using namespace sievemla::stage::topk;
 struct Arch {
   static constexpr int kSm = 90, kSmemBytes = 99 * 1024;
   static constexpr bool kWarpgroupMma = false;  // no rows of candidates
+  static constexpr int kCluster = 8;
 };
 const ConfigKernels kKernels = make_kernels<Arch>();
 
@@ -34,6 +36,13 @@ void launch(CudaParams p, cudaStream_t stream = nullptr) {
                                : p.parts > 1           ? kKernels.shared
                                                        : kKernels.alone;
   void* args[] = {&p};
+  if (p.parts == kTogether && p.width > kListEntries && p.width <= kMostTogether && !p.starts) {
+    GOOD(sievemla::cuda::launch(
+        kKernels.together.kernel,
+        {std::int64_t{p.rows} * kTogether, kKernels.together.threads, kKernels.together.smem_bytes, 1, kTogether, true},
+        stream, args));
+    return;
+  }
   GOOD(cudaLaunchKernel(kernel.kernel, dim3(static_cast<unsigned>(p.rows) * static_cast<unsigned>(p.parts)),
                         dim3(static_cast<unsigned>(kernel.threads)), args, static_cast<std::size_t>(kernel.smem_bytes),
                         stream));
@@ -219,6 +228,11 @@ int test() {
     ++run, failed += !check("long", static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 1, true, 2, seed++);
     ++run, failed += !check("long, parts", static_cast<Kind>(kind), {131072, 65536, 70001}, 2048, 32, true, 2, seed++);
   }
+  for (int kind = 0; kind < kinds; ++kind)
+    for (int k : {1, 100, 2048, 2051, 4096, 6144, 7000}) {
+      const std::vector<int> some = {131072, 131071, 130001, 100, 8193, 0, 65536, 8192, 20003};
+      ++run, failed += !check("together", static_cast<Kind>(kind), some, k, kTogether, false, kind % 3, seed++);
+    }
   for (int kind : {0, 2, 4, 12})
     ++run, failed += !check("1M", static_cast<Kind>(kind), {1 << 20}, 2048, 32, false, 0, seed++);
   for (int n = 1; n < 300; n += 7) ++run, failed += !check("short", ties, {n, n + 1, n + 2}, 64, 1, true, 0, seed++);
@@ -252,9 +266,9 @@ int bench() {
   struct {
     int rows, length;
     std::vector<int> parts;
-  } cases[] = {{1, 8192, {1}},        {1, 65536, {16, 32}}, {1, 131072, {16, 32}}, {1, 1 << 20, {16, 32}},
-               {16, 65536, {4, 8}},   {64, 8192, {1}},      {64, 65536, {1, 2}},   {128, 131072, {1, 2}},
-               {256, 131072, {1, 2}}, {4096, 8192, {1}},    {4096, 32768, {1}}};
+  } cases[] = {{1, 8192, {1}},        {1, 65536, {8, 32}},   {1, 131072, {8, 32}}, {1, 1 << 20, {16, 32}},
+               {8, 131072, {8, 16}},  {16, 65536, {4, 8}},   {64, 8192, {1}},      {64, 65536, {1, 2}},
+               {128, 131072, {1, 2}}, {256, 131072, {1, 2}}, {4096, 8192, {1}},    {4096, 32768, {1}}};
   for (const auto& c : cases) {
     CudaParams p{};
     const std::size_t n = static_cast<std::size_t>(c.rows) * static_cast<std::size_t>(c.length);
@@ -287,7 +301,7 @@ int bench() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const SelectKernel& k : {kKernels.of_list, kKernels.alone, kKernels.shared})
+  for (const SelectKernel& k : {kKernels.of_list, kKernels.alone, kKernels.shared, kKernels.together})
     GOOD(cudaFuncSetAttribute(k.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, k.smem_bytes));
   const std::string what = argc > 1 ? argv[1] : "test";
   return what == "bench" ? bench() : test();

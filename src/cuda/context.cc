@@ -63,6 +63,9 @@ void check(cudaError_t error, const char* where) {
 void load_kernel(const void* kernel, int smem_bytes) {
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), "prepare");
+  // Kernels that shall lie beside each other on a multiprocessor need the same share of its L1: all that there is.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "prepare");
   if (smem_bytes > 48 * 1024)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes), "prepare");
 }

@@ -2,7 +2,10 @@
 // Copyright The SieveMLA authors
 // tests/topk/cuda_test.cc -- stage 2 on a CUDA device gives the ids of the definition, whatever the rows and however
 // they are cut up.
+#include <algorithm>
 #include <bit>
+#include <functional>
+#include <random>
 
 #include "support/on_cuda.h"
 #include "topk/problem.h"
@@ -24,8 +27,8 @@ Ids select(const Backend& cuda, const TopkProblem& problem, std::int64_t k, Work
   device.take_back(host);
   return positions;
 }
-void check(const Backend& cuda, const std::vector<Scores>& rows, std::int64_t k) {
-  const TopkProblem problem(rows);
+void check(const Backend& cuda, const std::vector<Scores>& rows, std::int64_t k, Starts starts = Starts::drawn) {
+  const TopkProblem problem(rows, 1, starts);
   const CudaWorkspace workspace(cuda, topk_workspace_bytes(cuda, {problem.rows(), problem.width(), k}));
   EXPECT_EQ(select(cuda, problem, k, workspace), problem.expected(k)) << "k = " << k;
 }
@@ -155,6 +158,42 @@ TEST_F(TopkOnCuda, LongRows) {
   check(cuda, {random_row(1 << 20, random, 0)}, 2048);
 }
 
+// Rows at multiples of 16 bytes, few and up to 131,072 long: the CTAs of one are a cluster where there are clusters.
+TEST_F(TopkOnCuda, RowsTogether) {
+  const Backend cuda = backend();
+  Random random(7);
+  for (int kind = 0; kind <= 6; ++kind) {
+    SCOPED_TRACE(kind);
+    check(cuda, {random_row(131072, random, kind)}, 2048, Starts::none);
+    for (std::int64_t k : {1, 300, 2051, 6144, 7000}) {
+      std::vector<Scores> rows;
+      for (std::int64_t n : {0, 1, 8191, 8192, 8193, 20001, 65536, 100002, 131071})
+        rows.push_back(random_row(n, random, kind));
+      check(cuda, rows, k, Starts::none);
+    }
+  }
+}
+// What is wanted lies in one CTA's part, or ends in a bin that many share: 64 scores, which are ranked, and more.
+TEST_F(TopkOnCuda, RowsTogetherUnevenly) {
+  const Backend cuda = backend();
+  Random random(8);
+  std::vector<Scores> rows;
+  for (std::size_t from : {0u, 16384u, 50001u, 129000u}) {
+    Scores row = random_row(131072, random, 0);
+    for (std::size_t i = 0; i < 2072; ++i) row[from + i] += 3.f;
+    rows.push_back(row);
+  }
+  for (std::size_t same : {30u, 64u, 65u, 1500u}) {
+    Scores row = random_row(131072, random, 0);
+    std::nth_element(row.begin(), row.begin() + 2000, row.end(), std::greater<>());
+    const float edge = row[2000];
+    std::shuffle(row.begin(), row.end(), std::minstd_rand(static_cast<unsigned>(same)));
+    for (std::size_t i = 0; i < same; ++i) row[i * 80 + 7] = edge;
+    rows.push_back(row);
+  }
+  for (std::int64_t k : {2000, 2020, 2048}) check(cuda, rows, k, Starts::none);
+}
+
 TEST_F(TopkOnCuda, MoreRowsThanParts) {
   const Backend cuda = backend();
   Random random(3);
@@ -178,30 +217,35 @@ TEST_F(TopkOnCuda, Tickets) {
   Random random(5);
   const CudaWorkspace workspace(cuda, topk_workspace_bytes(cuda, {64, 131072 + 9, 2048}));
   const TopkProblem long_row({random_row(131072, random, 0)}),
+      together({random_row(131072, random, 0)}, 1, Starts::none),
       many(std::vector<Scores>(20, random_row(40000, random, 0))),
       tied({random_row(100000, random, 2), random_row(9000, random, 3)});
   for (int round = 0; round < 3; ++round)
-    for (const TopkProblem* problem : {&long_row, &many, &tied})
+    for (const TopkProblem* problem : {&long_row, &together, &many, &tied})
       EXPECT_EQ(select(cuda, *problem, 2048, workspace), problem->expected(2048));
 }
 
 TEST_F(TopkOnCuda, SlotsOfEveryShard) {
   const Backend cuda = backend();
   Random random(6);
-  const TopkProblem problem({random_row(20000, random, 0), random_row(500, random, 0), random_row(9000, random, 0)});
+  const std::vector<Scores> rows = {random_row(20000, random, 0), random_row(500, random, 0),
+                                    random_row(9000, random, 0)};
+  const TopkProblem drawn(rows), together(rows, 1, Starts::none);
   constexpr std::int64_t kPages = 700, kK = 300;
   Ids table;
   for (int i = 0; i < 2 * kPages; ++i) table.push_back(i % 37 ? static_cast<std::int32_t>(random.below(1 << 20)) : -1);
   const Ids requests = {1, 0, 5};
   for (std::int64_t page_size : {16, 48, 64})
-    for (int rank = 0; rank < 3; ++rank) {
+    for (int turn = 0; turn < 6; ++turn) {
+      const TopkProblem& problem = turn < 3 ? drawn : together;
+      const int rank = turn % 3;
       TopkArgs args = problem.args();
       args.map.block_table = tensor(table.data(), {2, kPages});
       args.map.row_request = tensor(requests.data(), {3});
       args.map.page_size = page_size;
       args.map.shard = {rank, rank == 0 ? 1 : 3, rank == 0 ? 1 : 16};
       std::vector<std::int64_t> want(3 * kK), got(3 * kK);
-      std::vector<std::int32_t> ids(3 * kK), narrow(3 * kK);
+      std::vector<std::int32_t> ids(3 * kK), narrow(3 * kK), chosen(3 * kK);
       TopkArgs host = args;
       host.slots = tensor(want.data(), {3, kK});
       const Ids known = {1, 0, 1};  // host backends refuse a request that is not there
@@ -216,12 +260,15 @@ TEST_F(TopkOnCuda, SlotsOfEveryShard) {
       args = device.put(args);
       const CudaWorkspace workspace(cuda, topk_workspace_bytes(cuda, {3, problem.width(), kK}));
       topk(cuda, args, workspace);
-      const TensorView narrows = tensor(narrow.data(), {3, kK});
+      const TensorView narrows = tensor(narrow.data(), {3, kK}), chosens = tensor(chosen.data(), {3, kK});
       positions_to_slots(cuda, args.positions, args.map, device.put(narrows));
+      args.slots = device.put(chosens);
+      topk(cuda, args, workspace);
       cuda_good(cudaDeviceSynchronize());
-      device.take_back(slots), device.take_back(positions), device.take_back(narrows);
+      device.take_back(slots), device.take_back(positions), device.take_back(narrows), device.take_back(chosens);
       EXPECT_EQ(ids, problem.expected(kK));
       EXPECT_EQ(got, want) << "page size " << page_size << ", rank " << rank;
+      EXPECT_EQ(chosen, narrow) << "page size " << page_size << ", rank " << rank;
       for (std::size_t i = 0; i < want.size(); ++i)
         ASSERT_EQ(narrow[i], want[i] > INT32_MAX ? -1 : static_cast<std::int32_t>(want[i])) << i;
     }

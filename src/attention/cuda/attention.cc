@@ -169,8 +169,9 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   void* arguments[] = {&p, &groups, &heads};
   const bool early = config.sm >= 90;
   const int cluster = choice.merge == Merge::cluster ? p.parts : 1;
-  cuda::launch(tile.kernel, {choice.items * groups, tile.threads, tile.smem_bytes, 1, cluster, early}, stream,
-               arguments, "attention");
+  const std::int64_t ctas = choice.items * groups;
+  const int smem = ctas <= context.multiprocessors ? std::max(tile.smem_bytes, config.alone_bytes) : tile.smem_bytes;
+  cuda::launch(tile.kernel, {ctas, tile.threads, smem, 1, cluster, early}, stream, arguments, "attention");
   if (choice.merge == Merge::kernel) {
     const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
     cuda::launch(config.merge, {all_heads, kMergeThreads, 0, merge_rows(all_heads, context.multiprocessors), 1, early},
@@ -189,7 +190,8 @@ void attention_cuda_prepare(int config_sm) {
   for (const ConfigKernels& config : config_kernels()) {
     if (config.sm != config_sm) continue;
     for (const RowKernels& rows : config.rows)
-      for (const TileKernel& tile : rows.tiles()) cuda::load_kernel(tile.kernel, tile.smem_bytes);
+      for (const TileKernel& tile : rows.tiles())
+        cuda::load_kernel(tile.kernel, std::max(tile.smem_bytes, config.alone_bytes));
     cuda::load_kernel(config.merge, 0);
   }
 }

@@ -61,6 +61,18 @@ struct AttentionSmem {
 
 // ---- device -----------------------------------------------------------------------------------------
 
+// What a CTA's heads see and where their results go; a thread each. The plan is there.
+template <class Smem>
+__device__ inline void place_heads(const CudaParams& p, Smem& s, int heads) {
+  const int local = static_cast<int>(threadIdx.x), unit = s.plan.place.part.unit;
+  if (local >= heads) return;
+  const int head = s.plan.place.group * heads + local;
+  const bool live = head < p.fold * p.heads;
+  const HeadPlace at = place_of(p, unit, live ? head : 0);
+  s.visible[local] = live ? lanes_of_token(p, unit, head / p.heads) - s.begin : 0;
+  s.out_at[local] = at.token * p.out_token + at.head * p.out_head;
+}
+
 template <class Rows, class Tile, bool Clusters>
 struct Attention {
   using Smem = AttentionSmem<Rows, Tile>;
@@ -509,13 +521,7 @@ struct Attention {
   __device__ void run(int groups) {
     const int tiles = (s.end - s.begin + kTokens - 1) / kTokens;
     look_up(0);
-    if (thread < Tile::kCtaHeads) {
-      const int head = first_head() + thread;
-      const bool live = head < p.fold * p.heads;
-      const HeadPlace at = place_of(p, part.unit, live ? head : 0);
-      s.visible[thread] = live ? lanes_of_token(p, part.unit, head / p.heads) - s.begin : 0;
-      s.out_at[thread] = at.token * p.out_token + at.head * p.out_head;
-    }
+    if constexpr (!Clusters) place_heads(p, s, Tile::kCtaHeads);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) {
@@ -553,8 +559,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
     attention_kernel(const __grid_constant__ CudaParams p, int groups) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   auto& s = *reinterpret_cast<AttentionSmem<Rows, Tile>*>(dynamic_smem);
-  cuda::let_next_start();
-  cuda::wait_for_kernel();
+  if (!plan_is_told(p)) cuda::wait_for_kernel();
   const Place place = find_place(p, groups, Tile::kTokens, s.plan);
   if (place.part.parts == 0) return;  // the whole CTA
   if (threadIdx.x == 0) {
@@ -564,7 +569,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
     s.plan.place = place, s.list = list_of(p, place.part.unit);
   }
   __syncthreads();
-  Attention<Rows, Tile, (Arch::kCluster > 1)> attention(p, s);
+  constexpr bool kClusters = Arch::kCluster > 1;
+  // While the kernel ahead runs; in other configs, which have nothing to wait for, registers were spilled for it.
+  if constexpr (kClusters) place_heads(p, s, Tile::kCtaHeads);
+  cuda::wait_for_kernel();
+  cuda::let_next_start();
+  Attention<Rows, Tile, kClusters> attention(p, s);
   attention.run(groups);
 }
 

@@ -59,7 +59,10 @@ template <class Arch>
 ConfigKernels make_kernels() {
   static const RowKernels rows[] = {row_kernels<Arch, Fp8Rows<64>>(), row_kernels<Arch, Bf16Rows<64>>(),
                                     row_kernels<Arch, Fp8Rows<0>>(), row_kernels<Arch, Bf16Rows<0>>()};
-  return {Arch::kSm, rows, reinterpret_cast<const void*>(&merge_kernel<Arch>)};
+  // Where kernels start early, a CTA may find another of its grid where there is room, and a multiprocessor none.
+  constexpr int kAlone = Arch::kSm >= 90 ? Arch::kSmemSmBytes / 2 : 0;
+  static_assert(kAlone <= Arch::kSmemBytes);
+  return {Arch::kSm, rows, reinterpret_cast<const void*>(&merge_kernel<Arch>), kAlone};
 }
 
 }  // namespace sievemla::stage::attention

@@ -33,6 +33,7 @@ struct ConfigKernels {
   int sm;  // of the config, as cuda::Config
   std::span<const RowKernels> rows;
   const void* merge;  // __global__ void (CudaParams, int groups, int group_heads)
+  int alone_bytes;    // of shared memory that keep a second CTA off a multiprocessor; 0: not needed
 };
 
 // In the order of cuda::configs(). Written by CMake.

@@ -227,8 +227,8 @@ __global__ void __launch_bounds__(kMergeThreads)
   const std::int64_t step = static_cast<std::int64_t>(groups) * group_heads;  // heads from one part to the next
   const int column = (static_cast<int>(blockIdx.y) * blocks + block) * 128 + lane * 4;
   const HeadPlace at = place_of(p, unit, head);
-  cuda::let_next_start();
   cuda::wait_for_kernel();
+  cuda::let_next_start();
   const Part part = parts_of_unit(p, unit);
   if (part.parts <= 1) return;  // written by its only part
   const std::int64_t base =

@@ -83,6 +83,9 @@ __device__ __noinline__ inline void find_uneven_part(const CudaParams& p, int it
   __syncthreads();
 }
 
+// Whether the parameters alone say what a CTA works on: nothing need be read, so nothing waited for.
+__device__ inline bool plan_is_told(const CudaParams& p) { return p.parts > 0 && p.indices && !p.topk_length; }
+
 __device__ inline int quotient_of(int n, int by) { return by == 1 ? n : n / by; }
 
 // All threads of the CTA call.

@@ -128,6 +128,9 @@ __device__ inline float4 cluster_load4(std::uint32_t address) {
                : "memory");
   return x;
 }
+__device__ inline void cluster_store(std::uint32_t address, unsigned long long x) {
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(x) : "memory");
+}
 
 // ---- shared -> registers, as matrix fragments -------------------------------------------------------
 

@@ -604,21 +604,24 @@ struct KeyUse {
     if (slot >= Tile::kSlots) slot -= Tile::kSlots, phase ^= 1;
     return keys;
   }
-  __device__ void heads_of(int first_row, int fold, int blocks, int to) {
-    start_heads<Tile::kConsumers, Columns>(p, first_row, first_row + fold, blocks, s.block[to], s.weights[to], thread);
+  __device__ static int blocks_of(int fold) {
+    return Columns::kRows == 1 ? 1 : (fold + Columns::kRows - 1) / Columns::kRows;
+  }
+  __device__ void heads_of(int first_row, int fold, int to) {
+    start_heads<Tile::kConsumers, Columns>(p, first_row, first_row + fold, blocks_of(fold), s.block[to], s.weights[to],
+                                           thread);
     coming = first_row;
   }
   __device__ void run(int first_row, int fold, int begin, int end, bool more) {
-    constexpr bool kOne = Columns::kRows == 1;
-    const int blocks = kOne ? 1 : (fold + Columns::kRows - 1) / Columns::kRows, my_row = Mine<Columns>::row(lane);
+    const int blocks = blocks_of(fold), my_row = Mine<Columns>::row(lane);
     cuda::cp_async_wait<0>();
     if (coming != first_row) {  // the first unit, or one after units of no length
-      heads_of(first_row, fold, blocks, buffer);
+      heads_of(first_row, fold, buffer);
       cuda::cp_async_wait<0>();
     }
     cuda::fence_async();
     cuda::barrier_sync(1, Tile::kConsumers);  // its heads are there, and the unit before is done
-    if (more) heads_of(first_row + fold, fold, blocks, buffer ^ 1);
+    if (more) heads_of(first_row + fold, fold, buffer ^ 1);
     const std::uint64_t b = matrix_of(s.block[buffer][0].heads);
 #pragma unroll 1
     for (int tile = begin + turn; tile < end; tile += Tile::kGroups) {
@@ -662,6 +665,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void ring_kernel(const
   const bool fetches = warp == Tile::kConsumers / 32;
   KeyFetch<Tile, Smem> fetch{p, s};
   KeyUse<Tile, Columns, Smem> use{p, s};
+  if (units.units == 1 && !fetches) use.heads_of(0, fold, use.buffer);  // while its length is read
   units.share(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [&](int unit, int begin, int end, bool more) {
     if (fetches) fetch.run(source_of(p, unit * fold), begin, end, longest_of_unit(p, unit, fold));
     else use.run(unit * fold, fold, begin, end, more);

@@ -40,10 +40,13 @@ template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
   static_assert(Tile::kCtas * (sizeof(RingSmem<Tile, Columns, Blocks>) + 1024) <= Arch::kSmemBytes + 1024);
   static_assert(Blocks * Columns::kRows == (Columns::kRows == 1 ? 1 : kMostFold));
+  // No more than kCtas shall lie on a multiprocessor, or others have too few: they start while kernels before run.
+  constexpr int kBytes =
+      std::max(static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)), Arch::kSmemSmBytes / (Tile::kCtas + 1));
   return {reinterpret_cast<const void*>(&ring_kernel<Arch, Tile, Columns, Blocks>),
           Tile::kThreads,
           Tile::kCtas,
-          static_cast<int>(sizeof(RingSmem<Tile, Columns, Blocks>)),
+          kBytes,
           0,
           columns_of(kMostHeads, kMostFold)};
 }

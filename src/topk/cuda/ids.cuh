@@ -70,11 +70,25 @@ struct IdRow {
     if (positions) positions[lane] = position;
     if (slots) store_slot(out, lane, position);
   }
+  // Slots of plain_slots_of.
+  __device__ bool plain(const CudaIds& out) const {
+    return pages && out.map.ranks == 1 && (out.map.page_size & (out.map.page_size - 1)) == 0 && !out.wide_slots;
+  }
+  // The physical page of a position, and its id stored by that: apart, so that others can come between.
+  __device__ int page_of(const CudaIds& out, int position) const {
+    const int page = position >> (31 - __clz(out.map.page_size));
+    return page < out.map.pages ? __ldg(pages + page) : -1;
+  }
+  __device__ void store_plain(const CudaIds& out, int lane, int position, int page) const {
+    if (positions) positions[lane] = position;
+    const std::int64_t slot =
+        static_cast<std::int64_t>(page) * out.map.page_size + (position & (out.map.page_size - 1));
+    static_cast<int*>(slots)[lane] = page < 0 || slot > INT32_MAX ? -1 : static_cast<int>(slot);
+  }
   // Lanes lane, lane + step, .. below end, position(lane) each.
   template <class Position>
   __device__ void store_slots(const CudaIds& out, int lane, int end, int step, Position&& position) const {
-    const unsigned size = static_cast<unsigned>(out.map.page_size);
-    if (pages && out.map.ranks == 1 && (size & (size - 1)) == 0 && !out.wide_slots) {
+    if (plain(out)) {
       constexpr int kMany = 4;
 #pragma unroll 1
       for (; lane < end; lane += kMany * step) {

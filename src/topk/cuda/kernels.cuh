@@ -9,6 +9,7 @@
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/merge_kernels.cuh"
 #include "topk/cuda/select.cuh"
+#include "topk/cuda/together.cuh"
 
 namespace sievemla::stage::topk {
 
@@ -32,11 +33,18 @@ ConfigKernels make_kernels() {
                         select_of<Arch, RowKind::kShared>(),
                         {},
                         {},
+                        {},
                         reinterpret_cast<const void*>(&slots_kernel<Arch>),
                         reinterpret_cast<const void*>(&pools_kernel<Arch>),
                         reinterpret_cast<const void*>(&candidates_kernel<Arch>),
                         reinterpret_cast<const void*>(&order_kernel<Arch>),
                         reinterpret_cast<const void*>(&pick_kernel<Arch>)};
+  if constexpr (Arch::kCluster >= kTogether) {
+    using Tile = SelectTile<512, 1, 768>;
+    static_assert(sizeof(TogetherSmem<Tile>) <= Arch::kSmemBytes);
+    kernels.together = {reinterpret_cast<const void*>(&together_kernel<Arch, Tile>), Tile::kThreads,
+                        static_cast<int>(sizeof(TogetherSmem<Tile>))};
+  }
   if constexpr (Arch::kWarpgroupMma) {  // whose scorer makes candidates
     using Tile = SelectTile<512, 2>;
     static_assert(sizeof(CandidateSmem<Tile>) <= Arch::kSmemBytes);

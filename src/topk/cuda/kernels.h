@@ -14,10 +14,13 @@ struct SelectKernel {
   const void* kernel;
   int threads, smem_bytes;
 };
+inline constexpr int kTogether = 8;            // CTAs that have a row together
+inline constexpr int kMostTogether = 1 << 17;  // of its scores, at most
 
 struct ConfigKernels {
   int sm;                               // of the config, as cuda::Config
   SelectKernel of_list, alone, shared;  // rows that fit a list; of any length; the same, by `parts` CTAs each
+  SelectKernel together;                // the same by kTogether CTAs, a cluster; null where there are none
   SelectKernel guess, choose;           // of rows of candidates: their thresholds, and the selection
   const void* slots;                    // __global__ void (const int* positions, int64 row, int k, CudaIds)
   const void* pools;                    // __global__ void (PoolParams)

@@ -265,8 +265,9 @@ struct Select {
     // About the least score in a bin.
     __device__ float edge(int bin) const { return low + width / (kBins - 1) * (static_cast<float>(bin) - 0.5f); }
   };
-  // From the least to the largest finite score of a quarter of the entries.
-  __device__ Cut cut_of(const float (&x)[kEntries]) {
+  // From the least to the largest finite score of the first four entries: a quarter of all that a thread can have.
+  template <int N>
+  __device__ Cut cut_of(const float (&x)[N]) {
     float low = INFINITY, high = -INFINITY;
 #pragma unroll
     for (int c = 0; c < 4; ++c)

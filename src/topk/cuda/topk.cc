@@ -24,6 +24,12 @@ int parts_of(std::int64_t rows, std::int64_t width, int multiprocessors) {
   return parts < 4 ? 1 : static_cast<int>(parts);
 }
 
+// Whether a row's CTAs may be a cluster: rows that are read four scores at a time, and so few that all run at once.
+bool comes_together(const CudaParams& p, int multiprocessors) {
+  return p.width <= kMostTogether && p.rows * kTogether <= multiprocessors && !p.starts && p.scores_row % 4 == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.scores) % 16 == 0;
+}
+
 // The workspace: tickets, counts and lists of all parts.
 struct Layout {
   std::int64_t counts, lists, bytes;
@@ -80,12 +86,22 @@ void select_rows(CudaParams p, const base::Exec& exec) {
     p.lists = reinterpret_cast<ListEntry*>(space + at.lists);
   }
   const ConfigKernels& kernels = kernels_on(context);
-  const SelectKernel& kernel = width <= kListEntries ? kernels.of_list : p.parts > 1 ? kernels.shared : kernels.alone;
+  const bool together =
+      kernels.together.kernel && p.parts > 1 && !p.skip_empty && comes_together(p, context.multiprocessors);
+  if (together) p.parts = kTogether;
+  const SelectKernel& kernel = together                ? kernels.together
+                               : width <= kListEntries ? kernels.of_list
+                               : p.parts > 1           ? kernels.shared
+                                                       : kernels.alone;
   void* arguments[] = {&p};
   // With a CTA a row, those that had waited beside another kernel's were slower.
   const bool early = kernels.sm >= 90 && (p.parts > 1 || p.skip_empty);
   cuda::launch(kernel.kernel,
-               {.ctas = rows * p.parts, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = early},
+               {.ctas = rows * p.parts,
+                .threads = kernel.threads,
+                .smem_bytes = kernel.smem_bytes,
+                .cluster = together ? kTogether : 1,
+                .early = early},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, "topk");
 }
 
@@ -161,7 +177,8 @@ void expand_pools_cuda(const ExpandPoolsArgs& args, const base::Exec& exec) {
 void topk_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    for (const SelectKernel& kernel : {kernels.of_list, kernels.alone, kernels.shared, kernels.guess, kernels.choose})
+    for (const SelectKernel& kernel :
+         {kernels.of_list, kernels.alone, kernels.shared, kernels.together, kernels.guess, kernels.choose})
       if (kernel.kernel) cuda::load_kernel(kernel.kernel, kernel.smem_bytes);
     for (const void* kernel : {kernels.slots, kernels.pools, kernels.candidates, kernels.order, kernels.pick})
       cuda::load_kernel(kernel, 0);
