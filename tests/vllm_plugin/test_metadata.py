@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sievemla.vllm.metadata import rows_of
+from sievemla.vllm.unpacked import LEAST_ROWS, copy_of, spans_of
 
 # New tokens of each request, and its length with them; requests of padding have neither.
 STEPS = {
@@ -32,3 +33,25 @@ def test_rows_of_a_step(name, padding):
     assert list(zip(request.tolist(), seen.tolist()))[: len(expected)] == expected
     assert seen[len(expected) :].tolist() == [0] * padding
     assert all(r >= len(new) for r in request[len(expected) :].tolist())  # no request: no slot
+
+
+@pytest.mark.parametrize("capacity", [0, 128, 700, 4096])
+@pytest.mark.parametrize("name", STEPS)
+def test_copies_of_prompts_hold_what_their_rows_see(name, capacity):
+    page, (new, lengths) = 64, STEPS[name]
+    starts = torch.tensor([0, *new]).cumsum(0).tolist()
+    table = torch.randperm(40 * len(new)).to(torch.int32).view(len(new), 40)
+    spans = spans_of(starts, lengths, page, capacity)
+    assert [row for span in spans for row in range(span.rows.start, span.rows.stop)] == list(range(starts[-1]))
+    for span in spans:
+        assert sum(span.pages) * page <= capacity
+        assert not span.pages or min(new[r] for r in span.requests) >= LEAST_ROWS
+        if not span.pages:
+            continue
+        copy = copy_of(span, table, page)
+        for r in span.requests:
+            position = torch.arange(lengths[r])
+            copied = copy.table[r, position // page] * page + position % page
+            assert torch.equal(copy.slots[copied], table[r, position // page] * page + position % page)
+    if capacity == 4096:
+        assert any(span.pages for span in spans) == (max(new) >= LEAST_ROWS)

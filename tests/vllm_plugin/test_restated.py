@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import sievemla
-from sievemla.vllm import attention as plugin_attention
+from sievemla.vllm import attention as plugin_attention, unpacked
 from sievemla.vllm.backend import SieveMlaBackend
 from sievemla.vllm.metadata import StepBuilder
 from sievemla.vllm.serves import refusals
@@ -82,6 +82,7 @@ def impl_of(heads: int, kv: str, topk: torch.Tensor, tokens: int, monkeypatch) -
         model_config=SimpleNamespace(max_model_len=2048, hf_text_config=SimpleNamespace(index_n_heads=32)),
     )
     monkeypatch.setattr(plugin_attention, "get_current_vllm_config", lambda: config)
+    monkeypatch.setattr(unpacked, "capacity_of", lambda device, heads, context, page: context)
     monkeypatch.setattr(plugin_attention, "_written", {topk.data_ptr()})  # as by a layer with an indexer before it
     return plugin_attention.SieveMlaImpl(
         heads, LATENT + ROPE, (NOPE + ROPE) ** -0.5, kv_cache_dtype=kv, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE,
@@ -132,7 +133,8 @@ def test_sparse_backend_decode_correctness(name, kv, block, tp, monkeypatch):
     common = SimpleNamespace(
         num_actual_tokens=rows, num_reqs=len(lengths), max_query_len=max(news), max_seq_len=max(lengths),
         query_start_loc=starts, seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table,
-        slot_mapping=every,
+        slot_mapping=every, query_start_loc_cpu=starts.cpu(),
+        seq_lens_cpu_upper_bound=torch.tensor(lengths, device="cpu"),
     )
     config = SimpleNamespace(
         parallel_config=PARALLEL,

@@ -8,7 +8,7 @@
     serves      what we serve, and why not             backend     the backend as vLLM asks about it
     metadata    what a step needs, once a step         report      what the log says
     attention   the layer's attention and cache write  indexer     scores, top-k, index keys
-    layer       the order of a layer's work
+    layer       the order of a layer's work            unpacked    bf16 copies of a prompt's rows
     workspace   the device memory behind both          contract    every attribute of vLLM that we replace
     selftest    the kernels against double, once       agreement   ranks run the same
     shared_layers  pipeline stages and shared selections

@@ -13,11 +13,11 @@ from vllm.v1.attention.backend import MLAAttentionImpl
 
 import sievemla
 
-from . import agreement, selftest, settings, shared_layers, versions
+from . import agreement, selftest, settings, shared_layers, unpacked, versions
 from .indexer import adopt
 from .metadata import StepMetadata, shard_of
 from .report import report
-from .serves import pooled_keys
+from .serves import PAGE, pooled_keys
 from .workspace import Bounds, Layer, workspace_of
 
 _written: set[int] = set()  # the selections that a layer of this process writes
@@ -68,17 +68,21 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         elif buffer.data_ptr() not in _written:
             stages = config.parallel_config.pipeline_parallel_size
             raise ValueError(shared_layers.refusal(config.model_config.hf_text_config, stages))
+        packed = kv_cache_dtype == "fp8_ds_mla" and qk_rope_head_dim > 0
+        context = config.model_config.max_model_len
+        self.capacity = unpacked.capacity_of(buffer.device, num_heads, context, PAGE) if packed else 0
         self.layer = Layer(workspace_of(buffer.device), shard_of(config.parallel_config), num_heads, kv_lora_rank)
         self.layer.workspace.claim(
             Bounds(
                 tokens=config.scheduler_config.max_num_batched_tokens,
-                context=config.model_config.max_model_len,
+                context=context,
                 topk=buffer.shape[1],
                 heads=num_heads * self.layer.shard.ranks,  # vLLM gathers all ranks' queries
                 index_heads=config.model_config.hf_text_config.index_n_heads,
                 latent=kv_lora_rank,
                 rope=qk_rope_head_dim,
                 ranks=self.layer.shard.ranks,
+                unpacked=self.capacity,
             )
         )
         self.scale_rule = versions.contract().latent_scale
@@ -154,8 +158,14 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
         counts, lse = None, None
         request = attn_metadata.row_request[:rows]
         page_size = kv_c_and_k_pe_cache.shape[1]
+        cache = self.cache(kv_c_and_k_pe_cache)
+        out = torch.empty((rows, heads, self.latent), dtype=nope.dtype, device=nope.device)
         selected, self.layer.selected = self.layer.selected, None
         if self.layer.shard.ranks == 1:
+            spans = attn_metadata.spans_over(page_size, self.capacity) if self.capacity else []
+            if spans:
+                self._attend_by_spans(spans, nope, rope, kv_c_and_k_pe_cache, out, attn_metadata, positions)
+                return out, None
             if selected != (attn_metadata.block_table.data_ptr(), rows, page_size):
                 slot_map = sievemla.SlotMap(attn_metadata.block_table, page_size, request)
                 sievemla.positions_to_slots(positions, slot_map, slots, backend=work.backend)
@@ -164,10 +174,22 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             counts = work.counts[:rows]
             sievemla.shard_slots(positions, slot_map, slots, counts=counts, backend=work.backend)
             lse = torch.empty((rows, heads), dtype=torch.float32, device=nope.device)
-        out = torch.empty((rows, heads, self.latent), dtype=nope.dtype, device=nope.device)
+        self._attend(nope, rope, cache, slots, out, counts, lse)
+        return out, lse
+
+    def _attend(
+        self,
+        nope: torch.Tensor,
+        rope: torch.Tensor | None,
+        cache: sievemla.KvCache,
+        slots: torch.Tensor,
+        out: torch.Tensor,
+        counts: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         sievemla.attention(
             nope,
-            self.cache(kv_c_and_k_pe_cache),
+            cache,
             out,
             scale=self.scale,
             slots=slots,
@@ -175,10 +197,32 @@ class SieveMlaImpl(MLAAttentionImpl[StepMetadata]):
             q_rope=rope if self.rope else None,
             lse=lse,
             round_weights=True,  # as vLLM's own kernels have them
-            workspace=work.scratch,
-            backend=work.backend,
+            workspace=self.layer.workspace.scratch,
+            backend=self.layer.workspace.backend,
         )
-        return out, lse
+
+    def _attend_by_spans(
+        self,
+        spans: list[unpacked.Span],
+        nope: torch.Tensor,
+        rope: torch.Tensor | None,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        step: StepMetadata,
+        positions: torch.Tensor,
+    ) -> None:
+        """As forward_mqa, where some rows read a copy of theirs."""
+        work = self.layer.workspace
+        for span in spans:
+            rows, table, cache = span.rows, step.block_table, self.cache(pages)
+            if span.copy is not None:
+                copied = work.unpacked[: len(span.copy.slots)]
+                sievemla.gather_latent(cache, span.copy.slots, copied, backend=work.backend)
+                table, cache = span.copy.table, self.cache(copied.view(-1, pages.shape[1], copied.shape[1]))
+            slots = work.slots_of(positions)[rows]
+            slot_map = sievemla.SlotMap(table, pages.shape[1], step.row_request[rows])
+            sievemla.positions_to_slots(positions[rows], slot_map, slots, backend=work.backend)
+            self._attend(nope[rows], None if rope is None else rope[rows], cache, slots, out[rows])
 
     # Undeclared, but called or read on every sparse layer.
 

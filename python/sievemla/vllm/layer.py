@@ -21,7 +21,7 @@ class IndexerFirst(MultiHeadLatentAttentionWrapper):
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor, llama_4_scaling: Any = None) -> Any:
         if not self.indexer_first or llama_4_scaling is not None:
             return super().forward(positions, hidden_states, llama_4_scaling)
-        down, _ = self.fused_qkv_a_proj(hidden_states)
+        down = self.fused_qkv_a_proj(hidden_states)[0]
         low, latent, key_rope = down.split([self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         low = self.q_a_layernorm(low)
         self.indexer(hidden_states, low, positions, self.indexer_rope_emb)

@@ -18,6 +18,8 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 
 import sievemla
 
+from .unpacked import LEAST_ROWS, Span, copy_of, spans_of
+
 
 def shard_of(parallel: Any) -> sievemla.Shard:
     """The positions that this process holds of every context."""
@@ -46,11 +48,27 @@ class StepMetadata(AttentionMetadata):
     # vLLM's word for rows that go through forward_mqa: here all of them.
     num_decodes: int
     num_decode_tokens: int
+    starts: Any = None  # query_start_loc and seq_lens (or more) on the host, where vLLM has both
+    lengths: Any = None
+    spans: list[Span] | None = None  # as the first layer that asks has them
     num_prefills: int = 0
     num_prefill_tokens: int = 0
     prefill_max_seq_len: int = 0
     prefill: None = None
     decode: None = None
+
+    def spans_over(self, page: int, capacity: int) -> list[Span]:
+        """The step's rows by what they read: the cache, or a copy of `capacity` rows at most."""
+        if self.spans is None:
+            self.spans = []
+            if self.max_query_len >= LEAST_ROWS and self.lengths is not None:
+                starts, lengths = self.starts[: self.num_reqs + 1], self.lengths[: self.num_reqs]
+                self.spans = spans_of(starts.tolist(), lengths.tolist(), page, capacity)
+                self.spans[-1].rows = slice(self.spans[-1].rows.start, self.num_actual_tokens)  # and padding
+            for span in self.spans:
+                if span.pages:
+                    span.copy = copy_of(span, self.block_table, page)
+        return self.spans
 
 
 def rows_of(starts: torch.Tensor, lengths: torch.Tensor, request: torch.Tensor, seen: torch.Tensor) -> None:
@@ -108,4 +126,6 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             topk_tokens=self.topk,
             num_decodes=common.num_reqs,
             num_decode_tokens=rows,
+            starts=common.query_start_loc_cpu,
+            lengths=getattr(common, "seq_lens_cpu_upper_bound", None),
         )

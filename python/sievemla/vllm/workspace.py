@@ -26,6 +26,7 @@ class Bounds:
     latent: int
     rope: int
     ranks: int = 1  # of decode context parallel
+    unpacked: int = 0  # rows of a packed cache that are copied into bf16 at a time
 
 
 class Workspace:
@@ -42,6 +43,7 @@ class Workspace:
         self.scratch: torch.Tensor | None = None  # None on the host: the library keeps its own
         self.slots = torch.empty(0, dtype=torch.int32, device=device)  # [tokens * topk]
         self.counts = torch.empty(0, dtype=torch.int32, device=device)  # [tokens], slots of each row
+        self.unpacked = torch.empty(0, dtype=torch.bfloat16, device=device)  # [rows, latent + rope]
         self.side = None if self.host else torch.cuda.Stream(device)
         self._beside: Any = None  # what work on the side stream reads, which may not be freed before join()
 
@@ -52,6 +54,9 @@ class Workspace:
             self.slots = torch.empty(rows, dtype=torch.int32, device=self.device)
         if bounds.tokens > self.counts.numel():
             self.counts = torch.empty(bounds.tokens, dtype=torch.int32, device=self.device)
+        if bounds.unpacked > len(self.unpacked):
+            width = bounds.latent + bounds.rope
+            self.unpacked = torch.empty((bounds.unpacked, width), dtype=torch.bfloat16, device=self.device)
         needed = max(
             sievemla.select_workspace_bytes(
                 self.backend, rows=bounds.tokens, heads=bounds.index_heads, width=bounds.context, k=bounds.topk
@@ -89,7 +94,7 @@ class Workspace:
 
     def bytes(self) -> int:
         scratch = 0 if self.scratch is None else self.scratch.numel()
-        return int(4 * (self.slots.numel() + self.counts.numel()) + scratch)
+        return int(4 * (self.slots.numel() + self.counts.numel()) + 2 * self.unpacked.numel() + scratch)
 
 
 @dataclass

@@ -32,9 +32,11 @@ def main() -> None:
         for count, how in re.findall(r"(\d+) (passed|failed|skipped)", body if name == "restated" else ""):
             made["restated"][how] = int(count)
     names = r"^COMPARE (\S+)\.json (\S+)\.json (\d+)(?: (set \d+|all sets))?"
-    distances = r": prompt \|dlogp\| mean (\S+) p99 (\S+) max (\S+); equal tokens (\S+)$"
-    for one, other, length, which, mean, p99, most, equal in re.findall(names + distances, text, re.M):
+    distances = r": prompt \|dlogp\| mean (\S+) p99 (\S+) max (\S+); equal tokens ([\d/]+)(?:, left at leads (.*))?$"
+    for one, other, length, which, mean, p99, most, equal, leads in re.findall(names + distances, text, re.M):
         pair = {"pair": [one, other], "prompt": int(length), "equal_tokens": equal} | ({"of": which} if which else {})
+        if leads:
+            pair["left_at_leads"] = [number(lead) for lead in leads.split()]
         made["pairs"].append(pair if mean == "nan" else pair | {"mean": number(mean), "p99": number(p99),
                                                                 "max": number(most)})
     text = json.dumps(made, indent=1)

@@ -5,7 +5,7 @@ flashmla="--backend FLASHMLA_SPARSE --mqa"
 ours="--backend CUSTOM"
 decode="--graphs FULL_DECODE_ONLY --uncompiled"
 full="--graphs FULL_AND_PIECEWISE"
-sets="--sets 4"
+sets="--sets 12"
 
 selected() { [[ -z ${ENGINES:-} || " $ENGINES " == *" $1 "* ]]; }
 run() { ! selected "$1" || engine "$@"; }
@@ -17,7 +17,7 @@ run off-graphs SIEVEMLA_VLLM=off -- plain $flashmla $full
 run ours8-piecewise -- plain $ours --kv fp8 --graphs PIECEWISE
 run flashmla -- plain $flashmla $sets
 sleep 1  # the others then find DeepGEMM's kernels begun
-run flashmla-again -- plain $flashmla
+run flashmla-again -- plain $flashmla $sets
 run flashattn -- plain --backend FLASH_ATTN_MLA_SPARSE --mqa $sets
 run flashmla8 -- plain $flashmla --kv fp8 $sets
 run ours SIEVEMLA_SELFTEST=once -- plain $ours $sets
@@ -28,6 +28,7 @@ run shadow SIEVEMLA_VLLM=off -- plain $ours --mqa
 run shadow8 SIEVEMLA_VLLM=off -- plain $ours --kv fp8 --mqa
 run unforced -- plain
 run ours-forced-chunked SIEVEMLA_VLLM=force -- plain --batched 1024
+run ours8-chunked -- plain $ours --kv fp8 --batched 1024
 run ours-decode-graphs -- plain $ours $decode --steps 200
 run ours8-decode-graphs -- plain $ours --kv fp8 $decode
 run ours-v2 VLLM_USE_V2_MODEL_RUNNER=1 -- plain $ours
@@ -48,6 +49,6 @@ last() {
 
 PAIRS=("flashmla flashmla-again" "flashattn flashmla" "ours flashmla" "ours8 flashmla8" "ours-attention flashmla"
   "ours-attention8 flashmla8" "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2"
-  "ours8 ours8-piecewise" "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again"
-  "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "ours ours-weights-on-cpu" "unforced flashattn"
-  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
+  "ours8 ours8-piecewise" "ours8 ours8-chunked" "ours8 ours8-decode-graphs" "flashmla off-graphs"
+  "ours-graphs graphs-on-again" "ours ours-sm80" "ours ours-no-deep-gemm" "ours ours-sleep" "ours ours-weights-on-cpu"
+  "unforced flashattn" "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")

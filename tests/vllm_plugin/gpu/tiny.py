@@ -121,7 +121,7 @@ def run(a) -> None:
     used = sorted({layer.get_attn_backend().__name__ for layer in served})
     prompts, *others = ([[source.randrange(2, 250) for _ in range(n)] for n in LENGTHS]
                         for source in map(random.Random, range(a.sets)))
-    params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=1,
+    params = SamplingParams(max_tokens=a.tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=2,
                             prompt_logprobs=None if a.mtp or a.offload else 1)
     results, _ = generate(llm, prompts, params)
     results += [result for more in others for result in generate(llm, more, params)[0]]
@@ -165,8 +165,15 @@ def generate(llm, prompts: list, params) -> tuple[list, list[int]]:
             "prompt": [of[token].logprob for of, token in zip(seen[1:], output.prompt_token_ids[1:])],
             "tokens": list(made.token_ids),
             "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
+            "leads": [lead_of([one.logprob for one in of.values()]) for of in made.logprobs],
         })
     return results, [output.num_cached_tokens for output in outputs]
+
+
+def lead_of(logprobs: list[float]) -> float:
+    """How far the best token is before the next."""
+    best, second, *_ = sorted(logprobs, reverse=True)
+    return best - second
 
 
 def again(llm, prompts: list, params, results: list) -> list:
@@ -218,10 +225,13 @@ def compare(a) -> None:
 
 def print_distance(what: str, pairs: list) -> None:
     apart = sorted(abs(u - v) for x, y in pairs for u, v in zip(x["prompt"], y["prompt"])) or [float("nan")]
-    equal = sum(next((i for i, (u, v) in enumerate(zip(x["tokens"], y["tokens"])) if u != v), len(x["tokens"]))
-                for x, y in pairs)
+    firsts = [next((i for i, (u, v) in enumerate(zip(x["tokens"], y["tokens"])) if u != v), len(x["tokens"]))
+              for x, y in pairs]
+    equal = sum(firsts)
+    leads = [f"{max(x['leads'][i], y['leads'][i]):.4f}" for i, (x, y) in zip(firsts, pairs) if i < len(x["tokens"])]
     print(f"{what}: prompt |dlogp| mean {sum(apart) / len(apart):.4f} p99 {apart[int(len(apart) * .99)]:.4f} max "
-          f"{apart[-1]:.4f}; equal tokens {equal}/{sum(len(x['tokens']) for x, _ in pairs)}")
+          f"{apart[-1]:.4f}; equal tokens {equal}/{sum(len(x['tokens']) for x, _ in pairs)}"
+          + (f", left at leads {' '.join(leads)}" if leads else ""))
 
 
 def main() -> None:
