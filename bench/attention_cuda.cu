@@ -128,6 +128,7 @@ struct Case {
        invariant = false;
   int tile = 0, parts = 0;
   bool nan_row = false;
+  bool nan_tail = false;  // in the last row of the token of the first request that sees most
 };
 
 struct Failure {
@@ -224,6 +225,11 @@ bool run_case(const Case& x, std::uint64_t seed) {
     const float nan = NAN;
     std::memcpy(row_of[nan_slot].data() + 512 + 4, &nan, 4);
   }
+  if (x.nan_tail) {
+    const int t = static_cast<int>(std::max_element(limit.begin(), limit.begin() + x.q_len) - limit.begin());
+    nan_slot = slot[static_cast<std::size_t>(t) * x.topk + limit[t] - 1];
+    std::memset(row_of.at(nan_slot).data(), 0xFF, row_of.at(nan_slot).size());
+  }
   unsigned char* d_rows = nullptr;
   const std::size_t cache_bytes = static_cast<std::size_t>(x.pages) * page_step;
   GOOD(cudaMalloc(&d_rows, cache_bytes));
@@ -294,6 +300,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
     p.index_lane = 1;
     if (x.lengths) p.topk_length = d_limit;
   }
+  p.slack = 8.f, p.heavy = 16.f;
   p.lanes = x.topk, p.scale_log2 = 0.0625f * at::kLog2e, p.sink = x.sink ? d_sink : nullptr;
   p.out = d_out + kGuard, p.out_f32 = x.out_f32, p.out_token = std::int64_t{x.heads} * 512, p.out_head = 512;
   p.lse = reinterpret_cast<float*>(d_lse + kGuard), p.lse_token = x.heads, p.lse_head = 1;
@@ -345,6 +352,7 @@ bool run_case(const Case& x, std::uint64_t seed) {
   std::vector<std::pair<int, int>> pairs;
   for (int i = 0; i < 20; ++i) pairs.push_back({random.below(tokens), random.below(x.heads)});
   pairs.push_back({tokens - 1, x.heads - 1}), pairs.push_back({0, 0});
+  for (int t = 0; t < x.q_len; ++t) pairs.push_back({t, x.heads / 2});
   std::atomic<int> bad{0};
   std::atomic<bool> told{false};
   const auto check = [&](int t, int h) {
@@ -475,6 +483,15 @@ int test(bool small, const std::string& only) {
     add("dense_holes",
         [](Case& c) { c.dense = true, c.topk = 400, c.hostile = true, c.requests = 6, c.heads = 128, c.sink = true; });
     if (f.format != KvFormat::bf16) add("nan_row", [](Case& c) { c.topk = 70, c.nan_row = true; });
+    for (int tile = 1; tile <= rows.count; ++tile)
+      for (int parts : {1, 2}) {
+        const std::string of = "tile" + std::to_string(tile) + "_parts" + std::to_string(parts);
+        const auto tail = [&](Case& c) {
+          c.tile = tile, c.parts = parts, c.q_len = 4, c.heads = 16, c.nan_tail = true;
+        };
+        add("nan_tail_dense_" + of, [&](Case& c) { tail(c), c.dense = true, c.topk = 200, c.page_size = 16; });
+        add("nan_tail_shared_" + of, [&](Case& c) { tail(c), c.shared = c.lengths = true, c.topk = 300; });
+      }
     if (!small && f.rope) {
       add("beyond_2_31_elements",
           [](Case& c) { c.far = true, c.page_size = 48, c.pages = c.format == KvFormat::bf16 ? 77800 : 136800; });
@@ -650,6 +667,7 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
       p.lengths = d_lengths;
     else p.indices = d_slots, p.unit_tokens = 1, p.index_request = topk, p.index_lane = 1;
     p.read_once = !prefill;
+    p.slack = 8.f, p.heavy = 16.f;
     p.scale_log2 = at::kLog2e / 24.f, p.out = d_out, p.out_token = heads * 512, p.out_head = 512;
     p.lse = d_lse, p.lse_token = heads, p.lse_head = 1;
     const at::RowKernels& kernels = kernels_of(fp8 ? KvFormat::fp8_ds_mla : KvFormat::bf16, 64);

@@ -28,8 +28,8 @@ struct Selection {
   const stage::indexer::IndexScoresKernel& scores;
   const stage::topk::TopkKernel& topk;
   const stage::topk::CandidatesKernel* candidates;  // null: nothing is sent
-  // Both, or neither: by candidates (base/candidates.h) instead of all scores.
-  const stage::indexer::IndexCandidatesKernel* score_candidates;
+  // Both, or neither: by shortlists (base/shortlist.h) instead of all scores.
+  const stage::indexer::IndexShortlistKernel* score_shortlist;
   const stage::topk::ChooseKernel* choose;
 };
 Selection admit(const Backend& backend, const SelectArgs& args, Workspace workspace);

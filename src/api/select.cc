@@ -3,11 +3,11 @@
 // src/api/select.cc -- scores and selection together, by chunks of rows in a fixed byte budget.
 //
 //   by scores      of a chunk of rows all scores are kept, then selected from
-//   by candidates  a threshold is guessed from a sample of the keys, the scores that reach it are kept, and selected
+//   by shortlists  a threshold is guessed from a sample of the keys, the scores that reach it are kept, and selected
 //                  from. Rows for which the guess was bad go by scores. A chunk has more rows, and few scores are
 //                  written. On devices that have the kernels, where rows are long and many.
 //
-// Workspace: both stages share its front; the scores or candidates of a chunk lie behind.
+// Workspace: both stages share its front; the scores or shortlists of a chunk lie behind.
 #include "sievemla/pipeline.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 #include "api/checks.h"
 #include "api/rules.h"
-#include "base/candidates.h"
 #include "base/scratch.h"
+#include "base/shortlist.h"
 #include "sievemla/error.h"
 
 namespace sievemla {
@@ -35,12 +35,12 @@ TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t n) {
 // ---- a selection, cut into chunks of rows -----------------------------------------------------------
 
 struct Plan {
-  std::int64_t stride;          // of a row of scores, in elements: rows start on 16 bytes
-  std::int64_t chunk;           // most rows whose scores are kept at a time
-  std::int64_t candidate_rows;  // most rows whose candidates are
-  std::int64_t left;            // where the lengths of rows are kept that have none
-  std::int64_t stage_bytes;     // the workspace's front
-  std::int64_t bytes;           // all of it; grows with every bound
+  std::int64_t stride;       // of a row of scores, in elements: rows start on 16 bytes
+  std::int64_t chunk;        // most rows whose scores are kept at a time
+  std::int64_t shortlists;   // most rows whose shortlists are
+  std::int64_t left;         // where the lengths of rows are kept that have none
+  std::int64_t stage_bytes;  // the workspace's front
+  std::int64_t bytes;        // all of it; grows with every bound
 };
 
 Plan plan_of(const Backend& backend, const SelectBounds& bounds) {
@@ -56,7 +56,7 @@ Plan plan_of(const Backend& backend, const SelectBounds& bounds) {
   return {
       stride,
       std::clamp<std::int64_t>(bounds.rows, 1, std::max<std::int64_t>(fit, 1)),
-      bounds.score_budget_bytes / static_cast<std::int64_t>(sizeof(base::CandidateRow)),
+      bounds.score_budget_bytes / static_cast<std::int64_t>(sizeof(base::Shortlist)),
       left,
       stage_bytes,
       stage_bytes + (bounds.rows <= fit ? bounds.rows * row_bytes : std::max(bounds.score_budget_bytes, row_bytes))};
@@ -127,7 +127,7 @@ Calls rows_of(Calls calls, std::int64_t begin, std::int64_t n, std::int64_t deal
   return calls;
 }
 
-constexpr std::int64_t kLeastCandidateRows = 256;  // of a chunk: fewer are not worth it
+constexpr std::int64_t kLeastShortlists = 256;  // of a chunk: fewer are not worth it
 
 SelectBounds bounds_of(const SelectArgs& args) {
   const std::int64_t k = args.positions ? args.positions.dim(1) : args.slots.dim(1);
@@ -149,11 +149,11 @@ api::Selection api::admit(const Backend& backend, const SelectArgs& args, Worksp
   Selection kernels{admit(backend, calls.score, front), admit(backend, calls.topk, front),
                     args.selected_scores ? &admit(backend, calls.candidates) : nullptr, nullptr, nullptr};
   // What ranks exchange is read from all scores.
-  if (!kernels.candidates && plan.chunk < args.score.q.dim(0) && plan.candidate_rows >= kLeastCandidateRows) {
-    kernels.score_candidates =
-        base::first_serving(stage::indexer::index_candidates_kernels(), backend, {calls.score, {}, {}});
+  if (!kernels.candidates && plan.chunk < args.score.q.dim(0) && plan.shortlists >= kLeastShortlists) {
+    kernels.score_shortlist =
+        base::first_serving(stage::indexer::index_shortlist_kernels(), backend, {calls.score, {}, {}});
     kernels.choose = base::first_serving(stage::topk::choose_kernels(), backend, {calls.topk, {}, {}, {}});
-    if (!kernels.choose) kernels.score_candidates = nullptr;
+    if (!kernels.choose) kernels.score_shortlist = nullptr;
   }
   return kernels;
 }
@@ -166,7 +166,7 @@ void api::run(const Backend& backend, const Selection& kernels, const SelectArgs
   const base::Exec exec{backend, {workspace.data, plan.stage_bytes}, stream};
   const Calls all = all_rows(args, plan, workspace);
   const std::int64_t dealt = rows_dealt(args);
-  if (!kernels.score_candidates) {
+  if (!kernels.score_shortlist) {
     each_chunk(0, bounds.rows, plan.chunk, dealt, [&](std::int64_t begin, std::int64_t n) {
       const Calls chunk = rows_of(all, begin, n, dealt);
       kernels.scores.run(chunk.score, exec);
@@ -175,25 +175,25 @@ void api::run(const Backend& backend, const Selection& kernels, const SelectArgs
     });
     return;
   }
-  using stage::topk::CandidateStep;
+  using stage::topk::ShortlistStep;
   auto* const space = static_cast<std::byte*>(workspace.data);
-  auto* const candidates = reinterpret_cast<base::CandidateRow*>(space + plan.stage_bytes);
+  auto* const shortlists = reinterpret_cast<base::Shortlist*>(space + plan.stage_bytes);
   const TensorView left =
       tensor(reinterpret_cast<std::int32_t*>(space + plan.left), {bounds.rows}, args.score.q.device);
-  each_chunk(0, bounds.rows, plan.candidate_rows, dealt, [&](std::int64_t first, std::int64_t rows) {
+  each_chunk(0, bounds.rows, plan.shortlists, dealt, [&](std::int64_t first, std::int64_t rows) {
     const Calls chunk = rows_of(all, first, rows, dealt);
     const TensorView rest = rows_of(left, first, rows);
-    kernels.score_candidates->run({chunk.score, candidates, true}, exec);
-    kernels.choose->run({chunk.topk, CandidateStep::guess, candidates, rest}, exec);
-    kernels.score_candidates->run({chunk.score, candidates, false}, exec);
-    kernels.choose->run({chunk.topk, CandidateStep::choose, candidates, rest}, exec);
+    kernels.score_shortlist->run({chunk.score, shortlists, true}, exec);
+    kernels.choose->run({chunk.topk, ShortlistStep::guess, shortlists, rest}, exec);
+    kernels.score_shortlist->run({chunk.score, shortlists, false}, exec);
+    kernels.choose->run({chunk.topk, ShortlistStep::choose, shortlists, rest}, exec);
   });
   // Rows of which there is nothing left have length 0 here, and are not touched.
   each_chunk(0, bounds.rows, plan.chunk, dealt, [&](std::int64_t begin, std::int64_t n) {
     Calls chunk = rows_of(all, begin, n, dealt);
     chunk.score.lengths = chunk.topk.lengths = rows_of(left, begin, n);
     kernels.scores.run(chunk.score, exec);
-    kernels.choose->run({chunk.topk, CandidateStep::rest, nullptr, chunk.topk.lengths}, exec);
+    kernels.choose->run({chunk.topk, ShortlistStep::rest, nullptr, chunk.topk.lengths}, exec);
   });
 }
 

@@ -84,11 +84,11 @@ constexpr IndexScoresKernel kIndexScores[] = {
 };
 
 #if SIEVEMLA_WITH_CUDA
-constexpr IndexCandidatesKernel kIndexCandidates[] = {{"index_candidates_cuda", BackendKind::cuda,
-                                                       "an NVIDIA GPU of sm_90", cuda::any_device,
-                                                       index_candidates_cuda_lacks, index_candidates_cuda, nullptr}};
+constexpr IndexShortlistKernel kIndexShortlists[] = {{"index_shortlist_cuda", BackendKind::cuda,
+                                                      "an NVIDIA GPU of sm_90", cuda::any_device,
+                                                      index_shortlist_cuda_lacks, index_shortlist_cuda, nullptr}};
 #else
-constexpr std::span<const IndexCandidatesKernel> kIndexCandidates;
+constexpr std::span<const IndexShortlistKernel> kIndexShortlists;
 #endif
 
 }  // namespace
@@ -97,6 +97,6 @@ std::span<const WriteIndexKeysKernel> write_index_keys_kernels() { return kWrite
 std::span<const WriteLayerKernel> write_layer_kernels() { return kWriteLayer; }
 std::span<const IndexQueriesKernel> index_queries_kernels() { return kIndexQueries; }
 std::span<const IndexScoresKernel> index_scores_kernels() { return kIndexScores; }
-std::span<const IndexCandidatesKernel> index_candidates_kernels() { return kIndexCandidates; }
+std::span<const IndexShortlistKernel> index_shortlist_kernels() { return kIndexShortlists; }
 
 }  // namespace sievemla::stage::indexer

@@ -4,8 +4,8 @@
 #pragma once
 #include <span>
 
-#include "base/candidates.h"
 #include "base/registry.h"
+#include "base/shortlist.h"
 #include "sievemla/pipeline.h"
 
 namespace sievemla::stage::indexer {
@@ -15,19 +15,19 @@ using WriteLayerKernel = base::Kernel<WriteLayerArgs>;
 using IndexQueriesKernel = base::Kernel<IndexQueryArgs>;
 using IndexScoresKernel = base::Kernel<IndexScoreArgs, IndexScoreBounds>;
 
-// Instead of all scores of rows: those of a sample, or those that reach the rows' thresholds (base/candidates.h).
-struct IndexCandidateArgs {
+// Instead of all scores of rows: those of a sample, or those that reach the rows' thresholds (base/shortlist.h).
+struct IndexShortlistArgs {
   IndexScoreArgs score;  // its logits are as wide as the longest length, and nowhere
-  base::CandidateRow* rows;
+  base::Shortlist* rows;
   bool sample;
 };
-using IndexCandidatesKernel = base::Kernel<IndexCandidateArgs>;
+using IndexShortlistKernel = base::Kernel<IndexShortlistArgs>;
 
 std::span<const WriteIndexKeysKernel> write_index_keys_kernels();
 std::span<const WriteLayerKernel> write_layer_kernels();
 std::span<const IndexQueriesKernel> index_queries_kernels();
 std::span<const IndexScoresKernel> index_scores_kernels();
-std::span<const IndexCandidatesKernel> index_candidates_kernels();  // none for most backends
+std::span<const IndexShortlistKernel> index_shortlist_kernels();  // none for most backends
 
 // What the rows name. Arguments have passed the checks of src/api/indexer.cc.
 void write_index_keys_reference(const WriteIndexKeysArgs& args, const base::Exec& exec);
@@ -46,8 +46,8 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec);
 base::Lack index_queries_cuda_lacks(const IndexQueryArgs& args);
 void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec);
 base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args);
-void index_candidates_cuda(const IndexCandidateArgs& args, const base::Exec& exec);
-base::Lack index_candidates_cuda_lacks(const IndexCandidateArgs& args);
+void index_shortlist_cuda(const IndexShortlistArgs& args, const base::Exec& exec);
+base::Lack index_shortlist_cuda_lacks(const IndexShortlistArgs& args);
 // Loads the kernels of a config on the current device.
 void indexer_cuda_prepare(int config_sm);
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "base/candidates.h"
 #include "base/registry.h"
+#include "base/shortlist.h"
 #include "sievemla/context_parallel.h"
 #include "sievemla/topk.h"
 
@@ -18,16 +18,16 @@ struct PositionsToSlotsArgs {
   TensorView slots;
 };
 
-// The selection from rows of candidates, in its steps.
-enum class CandidateStep {
+// The selection from shortlists, in its steps.
+enum class ShortlistStep {
   guess,   // thresholds, from the sample that the rows hold
   choose,  // from the rows; the lengths of rows that cannot be chosen from go to `left`, 0 for the others
   rest,    // from scores, of the rows whose length is not 0; the other outputs stay
 };
 struct ChooseArgs {
   TopkArgs topk;  // scores: of `rest` alone, but as wide always
-  CandidateStep step;
-  base::CandidateRow* rows;
+  ShortlistStep step;
+  base::Shortlist* rows;
   TensorView left;
 };
 

@@ -308,6 +308,44 @@ TEST_F(OnCuda, NanStaysInItsToken) {
     }
 }
 
+// Tokens of a request may share rows and yet see different ones: what is NaN past a token's own rows does not reach it,
+// whatever tile they are computed in together.
+TEST_F(OnCuda, NanStaysInTheTokensThatSeeIt) {
+  const Backend cuda = backend();
+  for (const auto& [format, rope] : kRows)
+    for (const std::int64_t heads : {2, 4, 8, 16, 32})
+      for (const bool dense : {true, false}) {
+        SCOPED_TRACE(testing::Message() << info(format).name << ", " << heads << " heads, dense " << dense);
+        Problem p{.tokens = 4, .heads = heads, .format = format, .rope = rope, .pages = 8};
+        if (dense) {
+          p.table = {2, 0, 4, 1}, p.table_width = 4, p.lengths = {200};
+        } else {
+          p.list({range(90, 150), range(90, 150), range(90, 150), range(90, 150)});
+          p.topk_length = {130, 0, 150, 129}, p.wide = true;
+        }
+        const std::int64_t t = dense ? 3 : 2, row = dense ? 198 : 129, slot = p.live(t)[Problem::at(row)];
+        Problem::Cache cache(p);
+        for (const std::int64_t s : p.live(t))
+          if (s != slot) cache.fill(p, s);  // that one is poison
+        const Result result = p.run(cuda, cache, [&](AttentionArgs& args) {
+          if (dense) return;
+          TensorView lists = tensor(p.indices.data(), {1, 4, 150});
+          lists.stride = {150, 0, 1};
+          args.rows = Slots{lists, std::get<Slots>(args.rows).topk_length};
+        });
+        for (std::int64_t cell = 0; cell < 4 * heads; ++cell) {
+          const std::vector<std::int64_t> live = p.live(cell / heads);
+          if (std::find(live.begin(), live.end(), slot) == live.end()) {
+            EXPECT_TRUE(
+                near(p, result, answer(p, cache, live, cell / heads, cell % heads), cell / heads, cell % heads));
+            continue;
+          }
+          EXPECT_TRUE(std::isnan(result.lse[Problem::at(cell)]));
+          for (const float x : result.row(cell, 512)) ASSERT_TRUE(std::isnan(x));
+        }
+      }
+}
+
 TEST_F(OnCuda, ChecksIndicesWhereAsked) {
   const Backend cuda = backend();
   const auto checked = [](AttentionArgs& args) { args.check_indices = true; };

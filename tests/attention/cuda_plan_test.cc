@@ -86,5 +86,24 @@ TEST(Case25SmemPlan, ChoicesKeepToTheirBounds) {
               }
 }
 
+// sm_90 has a tile of short start, of 32 rows, for a few units of few heads: measured, docs/kernels/attention-cuda.md.
+TEST(Case25SmemPlan, ShortStartWhereEveryCtaHasATileOrTwo) {
+  for (const ConfigKernels& config : config_kernels()) {
+    if (config.sm != 90) continue;
+    for (const RowKernels& rows : config.rows) {
+      const auto tokens_of = [&](std::int64_t units, std::int64_t heads) {
+        const Choice c = choose_for(rows, {units, heads, 2048, false, false, 132});
+        return rows.tile[c.tile].shape.tokens;
+      };
+      for (const std::int64_t heads : {8, 16, 32, 64})
+        for (std::int64_t units = 1; units <= 4 && units * heads <= 64; units *= 2)
+          EXPECT_EQ(tokens_of(units, heads), 32) << rows.rows << ' ' << units << ' ' << heads;
+      for (const std::int64_t heads : {8, 16, 32, 64})
+        for (const std::int64_t units : {16, 64, 128})
+          EXPECT_EQ(tokens_of(units, heads), 64) << rows.rows << ' ' << units << ' ' << heads;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sievemla::stage::attention

@@ -130,6 +130,33 @@ TEST_F(Scores, NanStaysInItsHeadAndToken) {
   }
 }
 
+// Of four tokens of a request, two see the row that is NaN: the others' rows are the same but for their last ones.
+TEST_F(Scores, NanStaysInTheTokensThatSeeIt) {
+  for (const KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::fp8_ds_mla}) {
+    p_.format = format, p_.tokens = 4;
+    p_.table = {2, 0, 4, 1}, p_.table_width = 4, p_.lengths = {200};
+    Problem::Cache cache(p_);
+    for (const std::int64_t s : p_.live(3)) cache.fill(p_, s);
+    const Result clean = [&] {
+      Problem alone = p_;  // the two as a request of their own
+      alone.tokens = 2, alone.lengths = {198};
+      return alone.run(Backend::reference(), cache);
+    }();
+    const std::int64_t slot = p_.live(3)[198], bytes = static_cast<std::int64_t>(cache.bytes.size()) / p_.slots();
+    std::memset(cache.bytes.data() + slot * bytes, 0xFF, static_cast<std::size_t>(bytes));
+    for (const Backend& backend : host_backends()) {
+      const Result result = p_.run(backend, cache);
+      for (std::int64_t cell = 0; cell < 16; ++cell) {
+        const bool bad = cell >= 8;
+        EXPECT_EQ(all_nan(result.row(cell, 512)), bad) << backend.name() << ", cell " << cell;
+        EXPECT_EQ(std::isnan(result.lse[Problem::at(cell)]), bad);
+        for (std::int64_t d = 0; d < 512 && !bad; ++d)
+          ASSERT_NEAR(result.row(cell, 512)[Problem::at(d)], clean.row(cell, 512)[Problem::at(d)], 0.02);
+      }
+    }
+  }
+}
+
 // e4m3 NaN codes and NaN scales of selected rows, in any group.
 TEST_F(Scores, NanInPackedRows) {
   p_.format = KvFormat::fp8_ds_mla;

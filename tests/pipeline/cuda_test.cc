@@ -8,7 +8,7 @@
 #include <memory>
 #include <numeric>
 
-#include "base/candidates.h"
+#include "base/shortlist.h"
 #include "kv/formats.h"
 #include "pipeline/layer_problem.h"
 #include "sievemla/error.h"
@@ -229,10 +229,10 @@ TEST_F(PipelineOnCuda, SelectionAmongAMillionKeys) {
   }
 }
 
-// Long rows in many, of which the device keeps candidates alone where it can.
+// Long rows in many, of which the device keeps shortlists alone where it can.
 struct LongRows {
   static constexpr std::int64_t kKeys = 65600, kRows = 700, kTopk = 2048, kPage = 64, kPages = kKeys / kPage;
-  static_assert(kKeys > 8 * base::kCandidates, "shorter rows are chosen from all their scores");
+  static_assert(kKeys > 8 * base::kShortlist, "shorter rows are chosen from all their scores");
   enum Kind { fair, sample_low, sample_high, equal, rising, odd };
   Kind kind = fair;
   std::int64_t heads = 32, requests = 1;  // more than one: each row names its own
@@ -268,8 +268,7 @@ void expect_one_selection(const Backend& cuda, const LongRows& shape) {
   std::vector<float> weights = random.f32s(kRows * shape.heads);
   for (float& weight : weights) weight = std::abs(weight) + 0.01f;
   Ids lengths(kRows, kKeys);
-  const std::int64_t some[] = {0,    1,     15,   2047, 2048, 2049, base::kCandidates, base::kCandidates + 1,
-                               9000, 20000, 65599};
+  const std::int64_t some[] = {0, 1, 15, 2047, 2048, 2049, base::kShortlist, base::kShortlist + 1, 9000, 20000, 65599};
   for (std::size_t i = 0; i < std::size(some); ++i) lengths[64 * i + 3] = static_cast<std::int32_t>(some[i]);
   OnDevice device(cuda.device());
   SelectArgs args;

@@ -46,6 +46,7 @@ struct AttentionSmem {
   float rescale[Tile::kCtaHeads];  // of O for this tile; in the end 1 / sum
   int visible[Tile::kCtaHeads];    // lanes of this part that the head may see
   int begin, end;                  // lanes of the unit that are this part's
+  int least;                       // lanes of the unit that every token sees
   alignas(16) float scale[Tile::kGroups][Rows::kScaled ? 4 : 1][Tile::kTokens];  // of the group's tile, turned around
   alignas(4) bool heavy[Tile::kGroups][4];         // by warp: the tile's P has to go through V twice
   alignas(16) const unsigned char* from[kLookUp];  // rows of the lanes looked up last; any address for a hole
@@ -191,8 +192,8 @@ struct Attention {
         const unsigned char* scale = s.rows[stage] + (m * 16 + g) * Rows::kStride + Rows::kScaleOffset + 4 * warp;
         low = *reinterpret_cast<const float*>(scale), high = *reinterpret_cast<const float*>(scale + 8 * Rows::kStride);
         if (c == 0) {
-          s.scale[group][warp][m * 16 + g] = low * Rows::kWeightFactor;
-          s.scale[group][warp][m * 16 + g + 8] = high * Rows::kWeightFactor;
+          s.scale[group][warp][m * 16 + g] = finite_scale(low) * Rows::kWeightFactor;
+          s.scale[group][warp][m * 16 + g + 8] = finite_scale(high) * Rows::kWeightFactor;
         }
         low *= Rows::kKeyFactor, high *= Rows::kKeyFactor;
       }
@@ -229,6 +230,14 @@ struct Attention {
         to[0][m * 16 + g + 8] = acc[n][2], to[1][m * 16 + g + 8] = acc[n][3];
       }
     }
+  }
+
+  // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
+  __device__ void hide(int stage, int at) {
+    if (p.fold == 1 || s.begin + at + kTokens <= s.least) return;
+#pragma unroll 1
+    for (int row = max(0, s.least - s.begin - at) + thread / 32; row < kTokens; row += Tile::kThreads / 32)
+      Rows::clear_not_finite(s.rows[stage] + row * Rows::kStride, lane);
   }
 
   // Scaled scores (to base 2) of this lane's head and places in the tile whose first lane is the `at`-th of this part;
@@ -459,7 +468,7 @@ struct Attention {
                   Tile::kCtaHeads * part.index / part.parts,
                   min(Tile::kCtaHeads * (part.index + 1) / part.parts, p.fold * p.heads - first_head()), thread / 32,
                   Tile::kThreads / 32);
-    cuda::cluster_sync();  // until nobody reads here any more
+    cuda::cluster_meet();  // until nobody reads here any more
   }
 
   __device__ void write(int groups) {
@@ -542,6 +551,7 @@ struct Attention {
       __syncthreads();  // A
       if (next < tiles) gather(next * kTokens, free);
       cuda::cp_async_commit();
+      hide(stage, at);
       softmax(at);
       cuda::cp_async_wait<kStages - 2>();
       __syncthreads();  // B
@@ -564,7 +574,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
   if (place.part.parts == 0) return;  // the whole CTA
   if (threadIdx.x == 0) {
     const LaneRange range = range_of(place.part, Tile::kTokens);
-    s.begin = range.begin, s.end = range.end;
+    s.begin = range.begin, s.end = range.end, s.least = lanes_of_all(p, place.part.unit);
     tell_merger(p, place);
     s.plan.place = place, s.list = list_of(p, place.part.unit);
   }

@@ -37,6 +37,7 @@ struct HopperSmem {
   alignas(8) unsigned char live[2][8];         // bit per row: not a hole
   alignas(8) std::uint64_t full[2], empty[2];  // mbarriers
   int visible[64];                             // lanes of this part that the head may see
+  int least;                                   // lanes of the unit that every token sees
   float shared[2][64];                         // what the consumers tell each other, by head
   PlanSmem plan;
 };
@@ -231,6 +232,7 @@ struct Hopper {
 #pragma unroll
       for (int half = 0; half < 2; ++half) y[h][half] = __ldg(reinterpret_cast<const uint4*>(from + 256 * half));
     }
+    if (thread == 0) s.least = lanes_of_all(p, unit);
     if (thread < kHeads) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
     if constexpr (Rows::kRope > 0) {
 #pragma unroll
@@ -330,6 +332,27 @@ struct Hopper {
     return *reinterpret_cast<const float2*>(&s.scale[stage][scale_group][32 * group + 8 * j + 2 * c]);
   }
 
+  // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
+  __device__ void hide(int stage, int at) {
+    if (p.fold == 1) return;
+    const int first = max(0, s.least - begin - at);
+    if (first >= kTokens) return;
+#pragma unroll 1
+    for (int row = first + thread / 32; row < kTokens; row += kConsumers / 32) {
+      if constexpr (Rows::kScaled) {
+        if (lane < 4) s.scale[stage][lane][row] = finite_scale(s.scale[stage][lane][row]);
+      } else {
+#pragma unroll 1
+        for (int block = 0; block < kLatent / 64; ++block) {
+          auto& pair = reinterpret_cast<std::uint32_t*>(s.rows[stage][block] + row * 128)[lane];
+          pair = finite_bf16x2(pair);
+        }
+      }
+    }
+    cuda::fence_async();
+    cuda::barrier_sync(3, kConsumers);
+  }
+
   // P in x. Whether some of it is so large a part of this group's sum so far that its rounding to bf16 would show.
   __device__ bool softmax(int tile) {
     const int stage = tile % 2, first = tile * kTokens + 32 * group;
@@ -353,6 +376,7 @@ struct Hopper {
       if (c == 0) s.shared[group][row + 8 * r] = mine[r];
     }
     cuda::barrier_sync(3, kConsumers);
+    hide(stage, tile * kTokens);
     bool changed = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -501,7 +525,7 @@ struct Hopper {
       else cuda::barrier_sync(3, kConsumers);
       add_shares<4>(p, unit, part.parts, part.index, s_log2, s_shares, first_head, kHeads * part.index / part.parts,
                     min(kHeads * (part.index + 1) / part.parts, heads), warp, kConsumerWarps);
-      if (part.parts > 1) cuda::cluster_sync();  // until nobody reads here any more
+      if (part.parts > 1) cuda::cluster_meet();  // until nobody reads here any more
     } else {
       cuda::barrier_sync(3, kConsumers);
       const std::int64_t partial = (static_cast<std::int64_t>(place.item) * groups + place.group) * kHeads;

@@ -293,7 +293,8 @@ struct FewHeads {
     }
   }
 
-  // Holes and what a head may not see.
+  // Holes and what a head may not see. NaN there must not reach it as 0 * NaN either; whoever sees it has its score by
+  // now.
   __device__ void mask(int at, int slot, int least) {
     const unsigned live = s.live[slot];
     if (live == 0xFFFFu && at + kTokens <= least) return;
@@ -302,6 +303,11 @@ struct FewHeads {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (!(live >> row(r) & 1) || at + warp * 16 + row(r) >= s.visible[head_of(m)]) x[place(m, r)] = -INFINITY;
+    if (p.fold == 1) return;
+#pragma unroll 1
+    for (int i = max(0, least - at - warp * 16); i < 16; ++i)
+      Rows::clear_not_finite(s.rows[slot] + i * Rows::kStride, lane);
+    __syncwarp();
   }
 
   // y = exp(x - peak). True: a score exceeds the peak by much, or the rounding of a weight to bf16 might show.
@@ -555,7 +561,7 @@ struct FewHeads {
       };
       if (4 * (last - first) <= kWarps) add.template operator()<1>();
       else add.template operator()<4>();
-      cuda::cluster_sync();  // until nobody reads here any more
+      cuda::cluster_meet();  // until nobody reads here any more
     }
     if (part.parts == 1 || p.merge != Merge::last) return;
 

@@ -16,7 +16,7 @@ namespace sievemla::stage::attention {
 template <class Arch, class Rows, class Tile>
 struct TileOf {
   using Smem = AttentionSmem<Rows, Tile>;
-  static constexpr Clocks kClocks = clocks_of(Tile::kCtaHeads);
+  static constexpr Clocks kClocks = Arch::kWarpgroupMma ? short_start_clocks() : clocks_of(Tile::kCtaHeads);
   static constexpr auto kKernel = &attention_kernel<Arch, Rows, Tile>;
 };
 template <class Arch, class Rows>

@@ -3,6 +3,8 @@
 // src/attention/cuda/row_source.cuh -- where the main loop's rows come from: a slot list or a block table, seen as
 // lanes.
 #pragma once
+#include <climits>
+
 #include "attention/cuda/params.h"
 #include "cuda/ptx/ptx.cuh"
 
@@ -90,6 +92,17 @@ __device__ inline int lanes_of_unit(const CudaParams& p, int unit) {
     for (int i = 0; i < p.fold - 1; ++i) most = max(most, lanes_of_token(p, unit, i));
   }
   return most;
+}
+
+// Lanes that every query token of the unit sees, where tokens differ in what they see.
+__device__ inline int lanes_of_all(const CudaParams& p, int unit) {
+  if (p.fold == 1 || (p.indices && !p.topk_length)) return INT_MAX;
+  int least = lanes_of_token(p, unit, 0);  // of a block table that is all
+  if (p.indices) {
+#pragma unroll 1
+    for (int i = 1; i < p.fold; ++i) least = min(least, lanes_of_token(p, unit, i));
+  }
+  return least;
 }
 
 }  // namespace sievemla::stage::attention

@@ -22,11 +22,21 @@ struct Fragment {
   std::uint32_t a[4];
 };
 
+// A scale, or a number in place of NaN and of what, times the factors below, would be infinite.
+__device__ inline float finite_scale(float x) { return fmaxf(fminf(x, 0x1p71f), -0x1p71f); }
+// Two bf16, 0 in place of one that is not finite.
+__device__ inline std::uint32_t finite_bf16x2(std::uint32_t x) {
+  if ((x & 0x7F80u) == 0x7F80u) x &= 0xFFFF0000u;
+  if ((x & 0x7F800000u) == 0x7F800000u) x &= 0x0000FFFFu;
+  return x;
+}
+
 // Both row types have, for a tile of rows in shared memory:
 //   load_keys:   what 16 rows hold of steps 2i and 2i + 1 (of the warp's eight steps of 16 dimensions)
 //   load_values: the same of columns 32 i .. 32 i + 31 (of the warp's 128), transposed
 //   key, value:  fragment 0 or 1 of what was loaded
 //   value_row:   the row of the 16 whose address a lane gives to load_values
+//   clear_not_finite: a warp makes a number of what is none in a row's values
 //   query_step:  a query's step of 16, as wgmma reads it from shared memory beside key fragments
 // Loading is apart from converting, so that loads can run ahead.
 struct Raw {
@@ -51,6 +61,12 @@ struct Bf16Rows {
             __ldg(reinterpret_cast<const unsigned*>(step + 2 * c + 8))};
   }
   __device__ static void query_step(uint4 (&)[2]) {}
+  __device__ static void clear_not_finite(unsigned char* row, int lane) {
+    for (int i = lane; i < kLatent / 2; i += 32) {
+      auto& pair = reinterpret_cast<std::uint32_t*>(row)[i];
+      pair = finite_bf16x2(pair);
+    }
+  }
   __device__ static int value_row(int lane) { return lane % 8 + lane / 16 * 8; }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {
 #pragma unroll
@@ -106,6 +122,10 @@ struct Fp8Rows {
     y[0] = times_factor(y[0]), y[1] = times_factor(y[1]);
     const uint4 low = {y[0].x, y[0].z, y[1].x, y[1].z}, high = {y[0].y, y[0].w, y[1].y, y[1].w};
     y[0] = low, y[1] = high;
+  }
+  __device__ static void clear_not_finite(unsigned char* row, int lane) {
+    auto* const scale = reinterpret_cast<float*>(row + kScaleOffset);
+    if (lane < 4) scale[lane] = finite_scale(scale[lane]);
   }
   __device__ static int value_row(int lane) { return lane % 16; }
   __device__ static void load_keys(Raw& raw, std::uint32_t s_rows, int warp, int i, int lane) {

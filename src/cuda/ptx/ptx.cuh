@@ -109,6 +109,10 @@ __device__ inline void wait_for_kernel() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same for its timing alone: what was written is not there for others, so nobody waits for their writes to memory.
+__device__ inline void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
 // Where CTA `rank` of the cluster has what this one has at s_address.
 __device__ inline std::uint32_t cluster_address(std::uint32_t s_address, int rank) {
   std::uint32_t r;

@@ -215,18 +215,18 @@ struct RowsTile {
 };
 inline constexpr int kMostUnits = 512;  // of rows, in a launch
 
-// A warp's candidates on their way into rows first_row .. of p.candidates. They gather until each lane has one, which
+// Scores for shortlists on their way into rows first_row .. of p.shortlists. They gather until each lane has one, which
 // asks for a place in its row then, and is stored when the next ones have gathered: nothing waits for a place.
 struct Sieve {
   static constexpr int kMost = 64;
-  base::CandidateRow* const rows;
-  base::Candidate* const s_waiting;  // [kMost]; as position: row << kPositionBits | position
+  base::Shortlist* const rows;
+  base::Shortlisted* const s_waiting;  // [kMost]; as position: row << kPositionBits | position
   const int lane;
   int waiting = 0;  // the same in all lanes, and less than 32 between calls
-  int place = base::kCandidates;
-  base::Candidate sent{};
+  int place = base::kShortlist;
+  base::Shortlisted sent{};
 
-  __device__ base::CandidateRow& row_of(const base::Candidate& x) const {
+  __device__ base::Shortlist& row_of(const base::Shortlisted& x) const {
     return rows[static_cast<unsigned>(x.position) >> kPositionBits];
   }
   // By all lanes.
@@ -238,10 +238,10 @@ struct Sieve {
     if (waiting >= 32) send(32);
   }
   __device__ void store_sent() {
-    if (static_cast<unsigned>(place) < static_cast<unsigned>(base::kCandidates))
+    if (static_cast<unsigned>(place) < static_cast<unsigned>(base::kShortlist))
       *reinterpret_cast<float2*>(&row_of(sent).of[place]) = {
           sent.score, __int_as_float(sent.position & ((1 << kPositionBits) - 1))};
-    place = base::kCandidates;
+    place = base::kShortlist;
   }
   __device__ void send(int n) {
     store_sent();
@@ -263,12 +263,12 @@ struct RowsSmem {
   alignas(1024) unsigned char keys[Tile::kGroups][2][kProductKeys * kDim];  // as heads: these and the next
   float weights[Tile::kBlocks][Columns::kColumns];
   int length[4 * Tile::kGroups][kRows];   // of the rows of a source, 0 of others; a copy for each warp
-  float least[4 * Tile::kGroups][kRows];  // candidates: the thresholds, likewise
-  alignas(8) base::Candidate waiting[4 * Tile::kGroups][Sieve::kMost];
+  float least[4 * Tile::kGroups][kRows];  // shortlists: the thresholds, likewise
+  alignas(8) base::Shortlisted waiting[4 * Tile::kGroups][Sieve::kMost];
   int longest[kMostUnits];  // of a unit's rows
 };
 
-template <class Tile, class Columns, bool Candidates>
+template <class Tile, class Columns, bool Lists>
 struct Rows {
   static constexpr int kBlockRows = Columns::kRows, kRows = Tile::kBlocks * kBlockRows;
   static_assert(kRows <= 64);
@@ -280,7 +280,7 @@ struct Rows {
   const int group = uniform(warp / 4);
   const int my_key = Mine<Columns>::key(lane), my_row = Mine<Columns>::row(lane);
 
-  __device__ int stride() const { return Candidates ? 1 : p.stride; }
+  __device__ int stride() const { return Lists ? 1 : p.stride; }
 
   // Turns: a warp group starts its products after the one before it has started its own, so that sums of one go beside
   // products of another.
@@ -313,7 +313,7 @@ struct Rows {
         if (source[i] != chosen || length[i] <= begin * tile_keys) length[i] = 0;
         if (lane + 32 * i >= kRows) continue;
         s.length[warp][lane + 32 * i] = length[i];
-        if (Candidates && length[i] > 0) s.least[warp][lane + 32 * i] = p.candidates[first_row + lane + 32 * i].least;
+        if (Lists && length[i] > 0) s.least[warp][lane + 32 * i] = p.shortlists[first_row + lane + 32 * i].least;
       }
       __syncwarp();
       const std::uint64_t mine = rows_where(length[0] > 0, length[1] > 0);
@@ -384,7 +384,7 @@ struct Rows {
     int first = first_key - kStep + group * kProductKeys + warp % 4 * kMine;
     float* out = p.logits + (first_row + begin * kBlockRows + my_row) * p.logits_row + first + my_key;
     Arriving next{};
-    Sieve sieve{p.candidates + first_row, s.waiting[warp], lane};
+    Sieve sieve{p.shortlists + first_row, s.waiting[warp], lane};
     int odd = 1;
     if (group == Tile::kGroups - 1) pass_turn();
     // In all groups as often; the first time round only fetches.
@@ -396,8 +396,8 @@ struct Rows {
       cuda::barrier_sync(8 + group, 128);  // these keys are there, and those before have been multiplied
       next = fetch(source, first + kStep, longest, s.keys[group][odd ^ 1]);
       if (at < first_key) continue;
-      // A tile from `end` on is another CTA's: its scores are stored twice, but no candidate may be.
-      if (here.first == kNowhere && (!Candidates || first < end)) lose(first_row, first);
+      // A tile from `end` on is another CTA's: its scores are stored twice, but none may be listed so.
+      if (here.first == kNowhere && (!Lists || first < end)) lose(first_row, first);
       const std::uint64_t a = keys + odd * matrix_step(sizeof(s.keys[0][0]));
       std::uint64_t b = heads + begin * matrix_step(sizeof(s.block[0]));
       const float* weights = s.weights[begin];
@@ -414,11 +414,11 @@ struct Rows {
         cuda::wgmma_commit();
         pass_turn();
         const Weights<Columns> w(weights, lane);
-        const int visible = (Candidates ? min(*length, end) : *length) - my_key - here.first;
-        const float threshold = Candidates ? s.least[warp][block * kBlockRows + my_row] : 0.f;
+        const int visible = (Lists ? min(*length, end) : *length) - my_key - here.first;
+        const float threshold = Lists ? s.least[warp][block * kBlockRows + my_row] : 0.f;
         cuda::wgmma_wait<0>();
         sum_heads<Columns>(d, w, here.scale, lane, [&](int on, float score) {
-          if constexpr (Candidates) {
+          if constexpr (Lists) {
             const unsigned row = static_cast<unsigned>(block * kBlockRows + my_row);
             sieve.add(on < visible && !(score < threshold), score,
                       row << kPositionBits | static_cast<unsigned>(here.first + my_key + on));
@@ -429,7 +429,7 @@ struct Rows {
         b += matrix_step(sizeof(s.block[0])), weights += Columns::kColumns, length += kBlockRows, to += row_step;
       }
     }
-    if constexpr (Candidates) sieve.send_all();
+    if constexpr (Lists) sieve.send_all();
     cuda::cp_async_wait<0>();
     if (group == 0) wait_turn();
   }
@@ -439,11 +439,10 @@ struct Rows {
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
       if (lane >= 16 || position >= s.length[warp][r]) continue;
-      if constexpr (Candidates) {
-        base::CandidateRow& row = p.candidates[first_row + r];
+      if constexpr (Lists) {
+        base::Shortlist& row = p.shortlists[first_row + r];
         if (s.least[warp][r] > -INFINITY) continue;
-        if (const int place = atomicAdd(&row.count, 1); place < base::kCandidates)
-          row.of[place] = {-INFINITY, position};
+        if (const int place = atomicAdd(&row.count, 1); place < base::kShortlist) row.of[place] = {-INFINITY, position};
       } else {
         p.logits[(first_row + r) * p.logits_row + first + lane] = -INFINITY;
       }
@@ -452,13 +451,13 @@ struct Rows {
 };
 
 // Rows [first_row, first_row + kMostUnits * kRows).
-template <class Arch, class Tile, class Columns, bool Candidates>
+template <class Arch, class Tile, class Columns, bool Lists>
 __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_constant__ CudaScoreParams p,
                                                                  int first_row) {
-  constexpr int kRows = Rows<Tile, Columns, Candidates>::kRows;
+  constexpr int kRows = Rows<Tile, Columns, Lists>::kRows;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<RowsSmem<Tile, Columns>*>(smem);
-  const Rows<Tile, Columns, Candidates> rows{p, s};
+  const Rows<Tile, Columns, Lists> rows{p, s};
   const int thread = rows.thread, end_row = min(p.rows, first_row + kMostUnits * kRows);
   const int units = (end_row - first_row + kRows - 1) / kRows, each = (end_row - first_row + units - 1) / units;
   const int unit_rows = (each + Columns::kRows - 1) / Columns::kRows * Columns::kRows;
@@ -475,7 +474,7 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void rows_kernel(const __grid_co
     const int row = first_row + unit * unit_rows;
     rows.run(row, min(row + unit_rows, end_row), begin, end);
   });
-  if (!Candidates && p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
+  if (!Lists && p.fill) fill_rows(p, first_row, end_row, thread, Tile::kThreads);
 }
 
 // ---- few rows: warp groups hold the heads of rows that share keys, and keys come through a ring -----

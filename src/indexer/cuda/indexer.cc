@@ -164,24 +164,24 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
   launch_held(exec, context, kernels.held[many_heads], p);
 }
 
-base::Lack index_candidates_cuda_lacks(const IndexCandidateArgs& args) {
+base::Lack index_shortlist_cuda_lacks(const IndexShortlistArgs& args) {
   const cuda::Context& context = cuda::context(args.score.q.device.index);
-  if (!cuda::kernels_for(context, config_kernels()).candidates[0].kernel) return "the device's scorer makes none";
+  if (!cuda::kernels_for(context, config_kernels()).shortlist[0].kernel) return "the device's scorer makes none";
   if (args.score.logits.dim(1) > 1 << kPositionBits) return "rows are too long";
   return index_scores_cuda_lacks(args.score);
 }
 
-void index_candidates_cuda(const IndexCandidateArgs& args, const base::Exec& exec) {
+void index_shortlist_cuda(const IndexShortlistArgs& args, const base::Exec& exec) {
   CudaScoreParams p = params_of(args.score);
   const cuda::Context& context = context_of(exec);
   const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
   const bool many_heads = p.heads > 32;
-  p.candidates = args.rows;
+  p.shortlists = args.rows;
   if (args.sample) {
-    p.logits = reinterpret_cast<float*>(args.rows->of), p.logits_row = sizeof(base::CandidateRow) / sizeof(float);
+    p.logits = reinterpret_cast<float*>(args.rows->of), p.logits_row = sizeof(base::Shortlist) / sizeof(float);
     p.stride = static_cast<int>(base::sample_stride(p.width));
   }
-  launch_held(exec, context, (args.sample ? kernels.held : kernels.candidates)[many_heads], p);
+  launch_held(exec, context, (args.sample ? kernels.held : kernels.shortlist)[many_heads], p);
 }
 
 base::Lack write_index_keys_cuda_lacks(const WriteIndexKeysArgs& args) {
@@ -247,7 +247,7 @@ void index_queries_cuda(const IndexQueryArgs& args, const base::Exec& exec) {
 void indexer_cuda_prepare(int config_sm) {
   for (const ConfigKernels& kernels : config_kernels()) {
     if (kernels.sm != config_sm) continue;
-    for (const auto& some : {std::span(kernels.held), std::span(kernels.candidates)})
+    for (const auto& some : {std::span(kernels.held), std::span(kernels.shortlist)})
       for (const HeldKernel& held : some)
         if (held.kernel) cuda::load_kernel(held.kernel, held.smem_bytes);
     for (const auto& some : kernels.pass)

@@ -30,11 +30,11 @@ PassKernel pass_kernel_of() {
           Tile::kColumnBytes,
           kColumns};
 }
-template <class Arch, class Tile, class Columns, bool Candidates = false>
+template <class Arch, class Tile, class Columns, bool Lists = false>
 HeldKernel rows_kernel_of() {
   static_assert(sizeof(RowsSmem<Tile, Columns>) <= Arch::kSmemBytes);
-  return {reinterpret_cast<const void*>(&rows_kernel<Arch, Tile, Columns, Candidates>), Tile::kThreads,
-          static_cast<int>(sizeof(RowsSmem<Tile, Columns>)), kMostUnits * Rows<Tile, Columns, Candidates>::kRows, 0};
+  return {reinterpret_cast<const void*>(&rows_kernel<Arch, Tile, Columns, Lists>), Tile::kThreads,
+          static_cast<int>(sizeof(RowsSmem<Tile, Columns>)), kMostUnits * Rows<Tile, Columns, Lists>::kRows, 0};
 }
 template <class Arch, class Tile, class Columns, int Blocks>
 PassKernel ring_kernel_of() {
@@ -61,8 +61,8 @@ ConfigKernels make_kernels() {
     using SomeRows = RingTile<1, 2, 8>;
     kernels.held[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>>();
     kernels.held[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>>();
-    kernels.candidates[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>, true>();
-    kernels.candidates[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>, true>();
+    kernels.shortlist[0] = rows_kernel_of<Arch, Tile, Columns<32, 4>, true>();
+    kernels.shortlist[1] = rows_kernel_of<Arch, Tile, Columns<64, 2>, true>();
     kernels.pass[0][0] = ring_kernel_of<Arch, OneRow, Columns<32, 1>, 1>();
     kernels.pass[0][1] = ring_kernel_of<Arch, OneRow, Columns<64, 1>, 1>();
     kernels.pass[1][0] = ring_kernel_of<Arch, SomeRows, Columns<32, 4>, 2>();

@@ -27,13 +27,13 @@ constexpr int padded_heads(int heads) { return (heads + 15) / 16 * 16; }
 constexpr int columns_of(int heads, int fold) { return padded_heads(heads) * fold; }
 
 struct ConfigKernels {
-  int sm;                    // of the config, as cuda::Config
-  HeldKernel held[2];        // up to 32 heads, and more
-  HeldKernel candidates[2];  // the same, or none
-  PassKernel pass[2][2];     // one row and several; of up to 32 heads, and more
-  const void* write_keys;    // __global__ void (WriteKeysParams), a warp a token
-  const void* write_layer;   // __global__ void (WriteLayerParams), a CTA a token
-  const void* queries;       // __global__ void (QueryParams), a warp a head
+  int sm;                   // of the config, as cuda::Config
+  HeldKernel held[2];       // up to 32 heads, and more
+  HeldKernel shortlist[2];  // the same, or none
+  PassKernel pass[2][2];    // one row and several; of up to 32 heads, and more
+  const void* write_keys;   // __global__ void (WriteKeysParams), a warp a token
+  const void* write_layer;  // __global__ void (WriteLayerParams), a CTA a token
+  const void* queries;      // __global__ void (QueryParams), a warp a head
 };
 
 // In the order of cuda::configs(). Written by CMake.

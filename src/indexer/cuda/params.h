@@ -7,13 +7,13 @@
 #pragma once
 #include <cstdint>
 
-#include "base/candidates.h"
+#include "base/shortlist.h"
 #include "cuda/latent.h"
 #include "sievemla/indexer.h"
 
 namespace sievemla::stage::indexer {
 
-inline constexpr int kPositionBits = 26;  // of a candidate on its way; its row has the other six
+inline constexpr int kPositionBits = 26;  // of a score on its way; its row has the other six
 
 struct CudaScoreParams {
   const unsigned char* q;  // [rows, heads, 128] e4m3
@@ -40,8 +40,8 @@ struct CudaScoreParams {
   int width;
   bool fill;
 
-  int stride;                      // of groups of 16 keys: 1 all of them, 2 every other one, in columns side by side
-  base::CandidateRow* candidates;  // [rows]: instead of logits
+  int stride;                   // of groups of 16 keys: 1 all of them, 2 every other one, in columns side by side
+  base::Shortlist* shortlists;  // [rows]: instead of logits
 };
 
 inline constexpr int kHeadWarps = 4;  // of a CTA, a key or a head each

@@ -45,13 +45,13 @@ ConfigKernels make_kernels() {
     kernels.together = {reinterpret_cast<const void*>(&together_kernel<Arch, Tile>), Tile::kThreads,
                         static_cast<int>(sizeof(TogetherSmem<Tile>))};
   }
-  if constexpr (Arch::kWarpgroupMma) {  // whose scorer makes candidates
+  if constexpr (Arch::kWarpgroupMma) {  // whose scorer makes shortlists
     using Tile = SelectTile<512, 2>;
-    static_assert(sizeof(CandidateSmem<Tile>) <= Arch::kSmemBytes);
+    static_assert(sizeof(ShortlistSmem<Tile>) <= Arch::kSmemBytes);
     kernels.guess = {reinterpret_cast<const void*>(&guess_kernel<Arch, Tile>), Tile::kThreads,
                      static_cast<int>(offsetof(SelectSmem<Tile>, chosen))};
     kernels.choose = {reinterpret_cast<const void*>(&choose_kernel<Arch, Tile>), Tile::kThreads,
-                      static_cast<int>(sizeof(CandidateSmem<Tile>))};
+                      static_cast<int>(sizeof(ShortlistSmem<Tile>))};
   }
   return kernels;
 }

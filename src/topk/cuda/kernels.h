@@ -21,7 +21,7 @@ struct ConfigKernels {
   int sm;                               // of the config, as cuda::Config
   SelectKernel of_list, alone, shared;  // rows that fit a list; of any length; the same, by `parts` CTAs each
   SelectKernel together;                // the same by kTogether CTAs, a cluster; null where there are none
-  SelectKernel guess, choose;           // of rows of candidates: their thresholds, and the selection
+  SelectKernel guess, choose;           // of rows by shortlists: their thresholds, and the selection
   const void* slots;                    // __global__ void (const int* positions, int64 row, int k, CudaIds)
   const void* pools;                    // __global__ void (PoolParams)
   const void* candidates;               // __global__ void (CandidatesParams)

@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "base/candidates.h"
+#include "base/shortlist.h"
 
 namespace sievemla::stage::topk {
 
@@ -31,7 +31,7 @@ struct CudaIds {
   CudaSlotMap map;
 };
 
-using ListEntry = base::Candidate;
+using ListEntry = base::Shortlisted;
 
 struct CudaParams {
   const float* scores;
@@ -47,10 +47,10 @@ struct CudaParams {
   int* counts;        // [rows][parts]
   ListEntry* lists;   // [rows][parts][entries of a list]
 
-  base::CandidateRow* candidates;  // [rows]: instead of scores
-  int stride;                      // of the sample they come from
-  int* left;                       // [rows]: the length of a row whose candidates are too few or too many, else 0
-  bool skip_empty;                 // nothing is stored for rows of no length
+  base::Shortlist* shortlists;  // [rows]: instead of scores
+  int stride;                   // of the sample they come from
+  int* left;                    // [rows]: the length of a row whose shortlist is too short or too long, else 0
+  bool skip_empty;              // nothing is stored for rows of no length
 };
 
 struct PoolParams {

@@ -111,7 +111,7 @@ struct SpanWord {
 };
 inline constexpr int kSpanWords = 4096, kSpan = 32 * kSpanWords;
 template <class Tile>
-struct CandidateSmem {
+struct ShortlistSmem {
   SelectSmem<Tile> select;
   alignas(16) SpanWord words[kSpanWords];
 };
@@ -776,7 +776,7 @@ struct Select {
     if (k < p.k) store(k, p.k - k, [](int) { return -1; });
   }
 
-  // ---- rows of candidates
+  // ---- rows by shortlists
 
   // A threshold that most probably more than k scores reach, though not more than are kept: -inf where all are.
   __device__ void guess() {
@@ -785,13 +785,13 @@ struct Select {
     const int n = visible(p.lengths[row], 0), samples = base::samples_of(n, p.stride), k = min(n, p.k);
     const float share = static_cast<float>(k) * static_cast<float>(samples) * reciprocal(static_cast<float>(n));
     const int rank = static_cast<int>(1.25f * share + 4.f * root(share) + 5.f);
-    const bool all = n <= base::kCandidates;
+    const bool all = n <= base::kShortlist;
     float least = all ? -INFINITY : INFINITY;  // infinity where none is known, and more than are kept are counted then
     if (!all && rank < samples) {
       clear();
       set_groups(samples);
       float x[kEntries], code[kEntries];
-      take(reinterpret_cast<const float*>(p.candidates[row].of), samples, x);
+      take(reinterpret_cast<const float*>(p.shortlists[row].of), samples, x);
       const Cut cut = cut_of(x);
       if (cut.good()) {
         find_bin_of(x, cut, rank, code);
@@ -799,15 +799,15 @@ struct Select {
       }
     }
     if (thread == 0) {
-      p.candidates[row].count = least < INFINITY ? 0 : base::kCandidates + 1;
-      p.candidates[row].least = least;
+      p.shortlists[row].count = least < INFINITY ? 0 : base::kShortlist + 1;
+      p.shortlists[row].least = least;
     }
   }
-  // Puts the candidates into s.list, in ascending position.
-  __device__ void sort_candidates(int listed, int n, SpanWord* words) {
-    static_assert(base::kCandidates <= kList);
+  // Puts the shortlist into s.list, in ascending position.
+  __device__ void sort_shortlist(int listed, int n, SpanWord* words) {
+    static_assert(base::kShortlist <= kList);
     constexpr int kEach = kSpanWords / kThreads;
-    const auto* const from = reinterpret_cast<const float2*>(p.candidates[row].of);
+    const auto* const from = reinterpret_cast<const float2*>(p.shortlists[row].of);
     const auto each_in_span = [&](int first, auto&& f) {
 #pragma unroll 4
       for (int i = thread; i < listed; i += kThreads) {
@@ -852,15 +852,15 @@ struct Select {
       __syncthreads();
     }
   }
-  __device__ void select_candidates(SpanWord* words) {
+  __device__ void select_shortlisted(SpanWord* words) {
     cuda::wait_for_kernel();
     cuda::let_next_start();
-    const int n = visible(p.lengths[row], 0), k = min(n, p.k), listed = p.candidates[row].count;
-    const bool good = listed >= k && listed <= base::kCandidates;
+    const int n = visible(p.lengths[row], 0), k = min(n, p.k), listed = p.shortlists[row].count;
+    const bool good = listed >= k && listed <= base::kShortlist;
     if (thread == 0) p.left[row] = good ? 0 : n;
     if (!good) return;
     clear();
-    sort_candidates(listed, n, words);
+    sort_shortlist(listed, n, words);
     float x[kEntries];
     take_list(listed, x);
     each_entry([&](int i) { x[i] = canonical(x[i]); });
@@ -878,8 +878,8 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void guess_kernel(cons
 template <class Arch, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void choose_kernel(const __grid_constant__ CudaParams p) {
   extern __shared__ __align__(16) unsigned char smem[];
-  auto& s = *reinterpret_cast<CandidateSmem<Tile>*>(smem);
-  Select<Tile>(p, s.select, static_cast<int>(blockIdx.x)).select_candidates(s.words);
+  auto& s = *reinterpret_cast<ShortlistSmem<Tile>*>(smem);
+  Select<Tile>(p, s.select, static_cast<int>(blockIdx.x)).select_shortlisted(s.words);
 }
 
 template <class Tile>

@@ -112,25 +112,25 @@ void topk_cuda(const TopkArgs& args, const base::Exec& exec) { select_rows(param
 
 base::Lack choose_cuda_lacks(const ChooseArgs& args) {
   const cuda::Context& context = cuda::context(args.topk.lengths.device.index);
-  if (!kernels_on(context).choose.kernel) return "the device's scorer makes no candidates";
-  if (args.topk.scores.dim(1) <= 8 * base::kCandidates) return "rows are short";
-  if ((args.topk.positions ? args.topk.positions : args.topk.slots).dim(1) > base::kCandidates / 2)
+  if (!kernels_on(context).choose.kernel) return "the device's scorer makes no shortlists";
+  if (args.topk.scores.dim(1) <= 8 * base::kShortlist) return "rows are short";
+  if ((args.topk.positions ? args.topk.positions : args.topk.slots).dim(1) > base::kShortlist / 2)
     return "k is too large";
   return "";
 }
 
 void choose_cuda(const ChooseArgs& args, const base::Exec& exec) {
   CudaParams p = params_of(args.topk);
-  if (args.step == CandidateStep::rest) {
+  if (args.step == ShortlistStep::rest) {
     p.lengths = static_cast<const int*>(args.left.data), p.skip_empty = true;
     return select_rows(p, exec);
   }
   const cuda::Context& context = cuda::prepared_context(exec.backend.device().index);
   const cuda::CurrentDevice current(context.device);
-  p.candidates = args.rows, p.stride = static_cast<int>(base::sample_stride(p.width));
+  p.shortlists = args.rows, p.stride = static_cast<int>(base::sample_stride(p.width));
   p.left = static_cast<int*>(args.left.data);
   const ConfigKernels& kernels = kernels_on(context);
-  const SelectKernel& kernel = args.step == CandidateStep::guess ? kernels.guess : kernels.choose;
+  const SelectKernel& kernel = args.step == ShortlistStep::guess ? kernels.guess : kernels.choose;
   void* arguments[] = {&p};
   cuda::launch(kernel.kernel,
                {.ctas = p.rows, .threads = kernel.threads, .smem_bytes = kernel.smem_bytes, .early = true},

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/base/candidates.h -- what the scorer hands to the selection where scores are not kept: of each row those that
+// src/base/shortlist.h -- what the scorer hands to the selection where scores are not kept: of each row those that
 // reach a threshold.
 #pragma once
 #include <cstdint>
 
 namespace sievemla::base {
 
-struct Candidate {
+struct Shortlisted {
   float score;
   int position;
 };
-inline constexpr int kCandidates = 8190;  // of a row, at most
+inline constexpr int kShortlist = 8190;  // of a row, at most
 
-struct alignas(16) CandidateRow {
-  int count;    // of the scores that reached it; what is beyond kCandidates was not kept
+struct alignas(16) Shortlist {
+  int count;    // of the scores that reached it; what is beyond kShortlist was not kept
   float least;  // the threshold
   int unused[2];
-  Candidate of[kCandidates];  // in any order
+  Shortlisted of[kShortlist];  // in any order
 };
-static_assert(sizeof(CandidateRow) == 1 << 16);
+static_assert(sizeof(Shortlist) == 1 << 16);
 
 // The threshold is guessed from some of the keys: 16 side by side of every 16 * stride, somewhere among these. Their
-// scores lie in the row, one after the other, where its candidates will be.
+// scores lie in the row, one after the other, where its shortlist will be.
 inline constexpr int kSampleKeys = 16;
 constexpr std::int64_t sample_stride(std::int64_t width) {
   const std::int64_t samples = width > 1 << 18 ? 8192 - 64 : 4096;
