@@ -137,11 +137,13 @@ struct FewHeads {
   }
 
   __device__ void produce() {
-    const int mine = thread - kConsumers;
-    if (mine < kSlots) cuda::mbarrier_init(full(mine), 1), cuda::mbarrier_init(empty(mine), 4);
-    cuda::fence_async();
     const void* const list = list_of(p, part.unit);
+#pragma unroll 1
     for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
+    // Meanwhile; lane by lane, so by all warps.
+    static_assert(kSlots <= kGroup);
+    if (const int i = 4 * lane + warp; i < kSlots) cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), 4);
+    cuda::fence_async();
     const std::uint64_t policy = cuda::l2_policy(p.read_once);
     cuda::barrier_sync(kMet, kGroup);
     cuda::barrier_arrive(kReady, Tile::kThreads);
@@ -530,6 +532,54 @@ struct FewHeads {
     return sum;
   }
 
+  // What part i's share of a head has to be multiplied with.
+  __device__ float& part_weight(int i, int local) { return s.most[i / 4][i % 4][local]; }
+  static_assert(4 * kGroups >= kMostCluster);
+  __device__ void weigh_parts_of(int local) {
+    float log2[kMostCluster], top = -INFINITY, total = 0.f;
+#pragma unroll
+    for (int i = 0; i < kMostCluster; ++i) {
+      log2[i] = -INFINITY;
+      if (i < part.parts) log2[i] = cuda::cluster_load(cuda::cluster_address(cuda::shared_address(&s.log2[local]), i));
+    }
+#pragma unroll
+    for (int i = 0; i < kMostCluster; ++i) top = fmaxf(top, log2[i]);
+#pragma unroll
+    for (int i = 0; i < kMostCluster; ++i) total += log2[i] = cuda::exp2_approx(log2[i] - shift_of(top));
+    const HeadPlace at = place_of(p, part.unit, first_head + local);
+    const float inverse = inverse_with_sink(p, total, top, at.head);
+    if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, top) * kLn2;
+#pragma unroll
+    for (int i = 0; i < kMostCluster; ++i) part_weight(i, local) = log2[i] * inverse;
+  }
+  // The cluster's CTAs each add up some heads, `mine` from `first` on: their own part, from the consumers' shares, and
+  // then the others'.
+  __device__ void add_up(int first, int mine) {
+    cuda::cluster_wait();
+    cuda::cluster_arrive();  // what is the others' is there
+    if (thread < mine) weigh_parts_of(first + thread);
+    __syncwarp();
+    cuda::cluster_wait();
+    sync_all();
+#pragma unroll 1
+    for (int i = thread; i < mine * (kLatent / 4); i += kConsumers) {
+      const int local = first + i / (kLatent / 4), column = i % (kLatent / 4) * 4;
+      const std::uint32_t share = cuda::shared_address(&s.shares[0][local][column]);
+      float4 sum = share_at(local, column);
+      const float own = part_weight(part.index, local);
+      sum.x *= own, sum.y *= own, sum.z *= own, sum.w *= own;
+#pragma unroll 1
+      for (int j = 1; j < part.parts; ++j) {
+        const int other = part.index + j < part.parts ? part.index + j : part.index + j - part.parts;
+        const float4 x = cuda::cluster_load4(cuda::cluster_address(share, other));
+        const float weight = part_weight(other, local);
+        sum.x += weight * x.x, sum.y += weight * x.y, sum.z += weight * x.z, sum.w += weight * x.w;
+      }
+      store4(p, s.out_at[local] + column, sum);
+    }
+    cuda::cluster_meet();  // until nobody reads here any more
+  }
+
   __device__ void write(int item, int groups, int cta_group) {
     const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * kHeads;
 #pragma unroll
@@ -540,29 +590,24 @@ struct FewHeads {
     sync_all();
     if (thread < kHeads) weigh_shares(thread, partial);
     put_share();
+    const bool cluster = part.parts > 1 && p.merge == Merge::cluster;
+    if (cluster) cuda::cluster_arrive();  // log2 of the sums is there
     sync_all();
     const int heads = min(kHeads, p.fold * p.heads - first_head);
-    const bool cluster = part.parts > 1 && p.merge == Merge::cluster;
+    // Of a cluster, these are this CTA's to add up: the others get theirs first.
+    const int first = cluster ? heads * part.index / part.parts : heads,
+              mine = cluster ? heads * (part.index + 1) / part.parts - first : 0;
 #pragma unroll 4
-    for (int i = thread; i < heads * (kLatent / 4); i += kConsumers) {
-      const int local = i / (kLatent / 4), column = i % (kLatent / 4) * 4;
+    for (int i = thread; i < (heads - mine) * (kLatent / 4); i += kConsumers) {
+      int local = i / (kLatent / 4);
+      if (local >= first) local += mine;
+      const int column = i % (kLatent / 4) * 4;
       const float4 z = share_at(local, column);
       if (part.parts == 1) store4(p, s.out_at[local] + column, z);
       else if (cluster) *reinterpret_cast<float4*>(&s.shares[0][local][column]) = z;
       else *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) = z;
     }
-    if (cluster) {
-      cuda::cluster_sync();
-      const int first = heads * part.index / part.parts, last = heads * (part.index + 1) / part.parts;
-      constexpr int kWarps = kConsumers / 32;
-      const auto add = [&]<int Blocks>() {
-        add_shares<Blocks, Smem::kStride>(p, part.unit, part.parts, part.index, s.log2, s.shares[0][0], first_head,
-                                          first, last, thread / 32, kWarps);
-      };
-      if (4 * (last - first) <= kWarps) add.template operator()<1>();
-      else add.template operator()<4>();
-      cuda::cluster_meet();  // until nobody reads here any more
-    }
+    if (cluster) return add_up(first, mine);
     if (part.parts == 1 || p.merge != Merge::last) return;
 
     static_assert(sizeof(s.shares) >= kMergeBytes / kHeadBytes * sizeof(float));
