@@ -24,7 +24,7 @@ using namespace sievemla::stage::topk;
 
 struct Arch {
   static constexpr int kSm = 90, kSmemBytes = 99 * 1024;
-  static constexpr bool kWarpgroupMma = false;  // no rows of candidates
+  static constexpr bool kWarpgroupMma = false;  // no shortlists
   static constexpr int kCluster = 8;
 };
 const ConfigKernels kKernels = make_kernels<Arch>();
