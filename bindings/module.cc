@@ -124,42 +124,35 @@ void gather_latent(Tensor pages, string format, Int latent, Int rope, Tensor slo
 
 // ---- indexer ----------------------------------------------------------------------------------------
 
-void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor pages, string format,
-                      string rope_style, MaybeTensor positions, MaybeTensor cos_sin, double norm_eps, string scale,
-                      bool round_bf16, bool hadamard, Int handle) {
-  const Where where = "write_index_keys: ";
-  WriteIndexKeysArgs args;
-  args.k = view(k, where + "k");
-  args.norm_weight = view(norm_weight, where + "norm_weight");
-  args.norm_bias = view(norm_bias, where + "norm_bias");
-  args.norm_eps = static_cast<float>(norm_eps);
-  args.rope = rope_of(rope_style, positions, cos_sin, where + "rope");
-  args.slots = view(slots, where + "slots");
-  args.cache = index_cache(pages, format, where + "cache");
-  args.scale = scale_rule(scale, where + "scale");
-  args.round_bf16 = round_bf16, args.hadamard = hadamard;
-  const Backend backend = backend_of(handle, args.cache.pages);
-  sievemla::write_index_keys(backend, args, stream_of(backend));
-}
-
-// Keys that another call writes too; none where there is no k.
+// New keys; none where there is no k. `names`: `where`, or that of a call which has a cache and slots of others too.
 WriteIndexKeysArgs keys_of(const MaybeTensor& k, const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
                            const MaybeTensor& slots, const MaybeTensor& pages, const string& format,
                            const string& rope_style, const MaybeTensor& positions, const MaybeTensor& cos_sin,
-                           double norm_eps, const string& scale, bool round_bf16, bool hadamard, const Where& where) {
+                           double norm_eps, const string& scale, bool round_bf16, bool hadamard, const Where& where,
+                           const Where& names) {
   WriteIndexKeysArgs keys;
   if (!k.has_value()) return keys;
-  expects(pages.has_value(), "keys go with their cache", where + "key_cache", "none");
+  expects(pages.has_value(), "keys go with their cache", names + "cache", "none");
   keys.k = view(k, where + "k");
   keys.norm_weight = view(norm_weight, where + "norm_weight");
   keys.norm_bias = view(norm_bias, where + "norm_bias");
   keys.norm_eps = static_cast<float>(norm_eps);
-  keys.rope = rope_of(rope_style, positions, cos_sin, where + "key_rope");
-  keys.slots = view(slots, where + "key_slots");
-  keys.cache = index_cache(*pages, format, where + "key_cache");
-  keys.scale = scale_rule(scale, where + "key_scale");
+  keys.rope = rope_of(rope_style, positions, cos_sin, names + "rope");
+  keys.slots = view(slots, names + "slots");
+  keys.cache = index_cache(*pages, format, names + "cache");
+  keys.scale = scale_rule(scale, names + "scale");
   keys.round_bf16 = round_bf16, keys.hadamard = hadamard;
   return keys;
+}
+
+void write_index_keys(Tensor k, Tensor norm_weight, Tensor norm_bias, Tensor slots, Tensor pages, string format,
+                      string rope_style, MaybeTensor positions, MaybeTensor cos_sin, double norm_eps, string scale,
+                      bool round_bf16, bool hadamard, Int handle) {
+  const Where where = "write_index_keys: ";
+  const WriteIndexKeysArgs args = keys_of(k, norm_weight, norm_bias, slots, pages, format, rope_style, positions,
+                                          cos_sin, norm_eps, scale, round_bf16, hadamard, where, where);
+  const Backend backend = backend_of(handle, args.cache.pages);
+  sievemla::write_index_keys(backend, args, stream_of(backend));
 }
 
 void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor slots, Tensor pages, string format,
@@ -177,7 +170,7 @@ void write_layer(Tensor latent, Tensor latent_weight, double latent_eps, Tensor 
   args.latent_eps = static_cast<float>(latent_eps);
   args.rope = rope_of(rope_style, positions, cos_sin, where + "rope");
   args.keys = keys_of(k, norm_weight, norm_bias, key_slots, key_pages, index_format, key_rope_style, key_positions,
-                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where);
+                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where, where + "key_");
   args.indices = view(indices, where + "indices");
   const Backend backend = backend_of(handle, args.latent.cache.pages);
   sievemla::write_layer(backend, args, stream_of(backend));
@@ -208,7 +201,7 @@ void index_queries(Tensor q, Tensor weights, double weight_scale, string rope_st
   args.out_weights = view(out_weights, where + "out_weights");
   args.round_bf16 = round_bf16, args.hadamard = hadamard;
   args.keys = keys_of(k, norm_weight, norm_bias, key_slots, key_pages, index_format, key_rope_style, key_positions,
-                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where);
+                      key_cos_sin, norm_eps, key_scale, key_round_bf16, key_hadamard, where, where + "key_");
   const Backend backend = backend_of(handle, args.out_q);
   sievemla::index_queries(backend, args, stream_of(backend));
 }
