@@ -140,7 +140,7 @@ const stage::indexer::WriteLayerKernel& admit(const Backend& backend, const Writ
   return base::pick(stage::indexer::write_layer_kernels(), backend, args, "write_layer");
 }
 
-const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args) {
+Queries admit(const Backend& backend, const IndexQueryArgs& args) {
   const Where where = "index_queries: ";
   check_tensor(backend, args.q, {kAny, kAny, kIndexDim}, {DType::f32, DType::bf16}, where + "q");
   const std::int64_t tokens = args.q.dim(0), heads = args.q.dim(1);
@@ -153,9 +153,16 @@ const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const In
   check_output(backend, args.out_q, {tokens, heads, kIndexDim}, {DType::f32, DType::bf16, DType::u8}, where + "out_q");
   check_contiguous_rows(args.out_q, where + "out_q");
   check_output(backend, args.out_weights, {tokens, heads}, {DType::f32}, where + "out_weights");
-  if (args.keys.k) admit(backend, args.keys);
+  const auto* const keys = args.keys.k ? &admit(backend, args.keys) : nullptr;
   for (std::int64_t t = 0; api::on_host(backend) && t < tokens; ++t) check_position(args.rope, t, where + "rope");
-  return base::pick(stage::indexer::index_queries_kernels(), backend, args, "index_queries");
+  return {base::pick(stage::indexer::index_queries_kernels(), backend, args, "index_queries"),
+          api::on_host(backend) ? keys : nullptr};
+}
+
+void run(const Backend& backend, const Queries& kernels, const IndexQueryArgs& args, Stream stream) {
+  const base::Exec exec{backend, {}, stream};
+  if (kernels.keys) kernels.keys->run(args.keys, exec);
+  kernels.queries.run(args, exec);
 }
 
 const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args,
@@ -194,9 +201,7 @@ void write_layer(const Backend& backend, const WriteLayerArgs& args, Stream stre
 }
 
 void index_queries(const Backend& backend, const IndexQueryArgs& args, Stream stream) {
-  const auto& kernel = api::admit(backend, args);
-  if (args.keys.k && api::on_host(backend)) write_index_keys(backend, args.keys, stream);
-  kernel.run(args, {backend, {}, stream});
+  api::run(backend, api::admit(backend, args), args, stream);
 }
 
 void index_scores(const Backend& backend, const IndexScoreArgs& args, Workspace workspace, Stream stream) {

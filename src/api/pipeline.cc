@@ -20,7 +20,8 @@ namespace sievemla {
 namespace {
 
 struct Indexer {
-  IndexQueryArgs queries;  // and keys: one kernel on cuda
+  IndexQueryArgs args;  // and keys: one kernel on cuda
+  api::Queries queries;
   api::Selection select;
 };
 
@@ -30,17 +31,17 @@ void sparse_layer(const Backend& backend, const SparseLayerArgs& args, Workspace
   const auto& write = api::admit(backend, args.latent);
   std::optional<Indexer> indexer;
   if (const auto& own = args.indexer) {
+    if (!own->keys.k) api::admit(backend, own->keys);  // refuses it: here keys are not optional
     IndexQueryArgs queries = own->queries;
     queries.keys = own->keys;
-    api::admit(backend, queries);
-    indexer.emplace(Indexer{queries, api::admit(backend, own->select, workspace)});
+    indexer.emplace(Indexer{queries, api::admit(backend, queries), api::admit(backend, own->select, workspace)});
   }
   api::admit(backend, args.attention, workspace);
 
   const base::Exec exec{backend, workspace, stream};
   write.run(args.latent, exec);
   if (indexer) {
-    index_queries(backend, indexer->queries, stream);
+    api::run(backend, indexer->queries, indexer->args, stream);
     api::run(backend, indexer->select, args.indexer->select, workspace, stream);
   }
   attention(backend, args.attention, workspace, stream);  // with its check_indices: the slots exist only now

@@ -16,12 +16,19 @@ namespace sievemla::api {
 const kv::WriteLatentKernel& admit(const Backend& backend, const WriteLatentArgs& args);
 const stage::indexer::WriteIndexKeysKernel& admit(const Backend& backend, const WriteIndexKeysArgs& args);
 const stage::indexer::WriteLayerKernel& admit(const Backend& backend, const WriteLayerArgs& args);
-const stage::indexer::IndexQueriesKernel& admit(const Backend& backend, const IndexQueryArgs& args);
 const stage::indexer::IndexScoresKernel& admit(const Backend& backend, const IndexScoreArgs& args, Workspace workspace);
 const stage::topk::TopkKernel& admit(const Backend& backend, const TopkArgs& args, Workspace workspace);
 const stage::topk::CandidatesKernel& admit(const Backend& backend, const CandidatesArgs& args);
 // Slots are data, so check_indices comes with the call.
 const stage::attention::AttentionKernel& admit(const Backend& backend, const AttentionArgs& args, Workspace workspace);
+
+// Queries, and the keys that go with them. `run` does what index_queries() does after its checks.
+struct Queries {
+  const stage::indexer::IndexQueriesKernel& queries;
+  const stage::indexer::WriteIndexKeysKernel* keys;  // null: there are none, or the kernel of the queries writes them
+};
+Queries admit(const Backend& backend, const IndexQueryArgs& args);
+void run(const Backend& backend, const Queries& kernels, const IndexQueryArgs& args, Stream stream);
 
 // The stages of a selection. `run` does what select() does after its checks.
 struct Selection {
