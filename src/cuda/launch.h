@@ -11,6 +11,9 @@ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
+// Whether kernels of a config can be launched while the ones before them run (programmatic dependent launch).
+constexpr bool starts_early(int sm) { return sm >= 90; }
+
 // Tickets lie at the front of a workspace, apart from data; each stage has its own. workspace_init zeroes them, and the
 // last to arrive at one resets it.
 inline constexpr int kAttentionTickets = 8192, kTopkTickets = 64;

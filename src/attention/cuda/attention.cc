@@ -10,6 +10,7 @@
 #include "attention/cuda/kernels.h"
 #include "attention/registry.h"
 #include "cuda/context.cuh"
+#include "cuda/launch.h"
 #include "cuda/layout.h"
 #include "sievemla/error.h"
 
@@ -167,7 +168,7 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   const TileKernel& tile = rows.tile[choice.tile];
   int groups = static_cast<int>(choice.groups), heads = tile.shape.heads;
   void* arguments[] = {&p, &groups, &heads};
-  const bool early = config.sm >= 90;
+  const bool early = cuda::starts_early(config.sm);
   const int cluster = choice.merge == Merge::cluster ? p.parts : 1;
   const std::int64_t ctas = choice.items * groups;
   const int smem = ctas <= context.multiprocessors ? std::max(tile.smem_bytes, config.alone_bytes) : tile.smem_bytes;

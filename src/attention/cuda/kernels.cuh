@@ -10,6 +10,7 @@
 #include "attention/cuda/hopper_few.cuh"
 #include "attention/cuda/kernels.h"
 #include "cuda/arch/tile.h"
+#include "cuda/launch.h"
 
 namespace sievemla::stage::attention {
 
@@ -60,7 +61,7 @@ ConfigKernels make_kernels() {
   static const RowKernels rows[] = {row_kernels<Arch, Fp8Rows<64>>(), row_kernels<Arch, Bf16Rows<64>>(),
                                     row_kernels<Arch, Fp8Rows<0>>(), row_kernels<Arch, Bf16Rows<0>>()};
   // Where kernels start early, a CTA may find another of its grid where there is room, and a multiprocessor none.
-  constexpr int kAlone = Arch::kSm >= 90 ? Arch::kSmemSmBytes / 2 : 0;
+  constexpr int kAlone = cuda::starts_early(Arch::kSm) ? Arch::kSmemSmBytes / 2 : 0;
   static_assert(kAlone <= Arch::kSmemBytes);
   return {Arch::kSm, rows, reinterpret_cast<const void*>(&merge_kernel<Arch>), kAlone};
 }

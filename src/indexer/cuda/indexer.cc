@@ -114,7 +114,7 @@ void launch_heads(const base::Exec& exec, const void* ConfigKernels::* kernel, s
          {.ctas = cuda::ceil_div<std::int64_t>(heads, kHeadWarps),
           .threads = 32 * kHeadWarps,
           .smem_bytes = 0,
-          .early = kernels.sm >= 90},
+          .early = cuda::starts_early(kernels.sm)},
          arguments, where);
 }
 
@@ -157,7 +157,7 @@ void index_scores_cuda(const IndexScoreArgs& args, const base::Exec& exec) {
            {.ctas = std::int64_t{pass.ctas} * context.multiprocessors,
             .threads = pass.threads,
             .smem_bytes = pass.smem_bytes(columns),
-            .early = kernels.sm >= 90},
+            .early = cuda::starts_early(kernels.sm)},
            arguments, "index_scores");
     return;
   }

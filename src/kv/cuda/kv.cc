@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/context.cuh"
+#include "cuda/launch.h"
 #include "cuda/layout.h"
 #include "kv/cuda/kernels.h"
 #include "kv/registry.h"
@@ -20,7 +21,7 @@ void launch(const base::Exec& exec, const void* ConfigKernels::* kernel, std::in
   const ConfigKernels& kernels = cuda::kernels_for(context, config_kernels());
   void* arguments[] = {&p};
   cuda::launch(kernels.*kernel,
-               {.ctas = rows, .threads = cuda::kRowThreads, .smem_bytes = 0, .early = kernels.sm >= 90},
+               {.ctas = rows, .threads = cuda::kRowThreads, .smem_bytes = 0, .early = cuda::starts_early(kernels.sm)},
                static_cast<cudaStream_t>(exec.stream.handle), arguments, where);
 }
 

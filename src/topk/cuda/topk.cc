@@ -96,7 +96,7 @@ void select_rows(CudaParams p, const base::Exec& exec) {
                                                        : kernels.alone;
   void* arguments[] = {&p};
   // With a CTA a row, those that had waited beside another kernel's were slower.
-  const bool early = kernels.sm >= 90 && (p.parts > 1 || p.skip_empty);
+  const bool early = cuda::starts_early(kernels.sm) && (p.parts > 1 || p.skip_empty);
   cuda::launch(kernel.kernel,
                {.ctas = rows * p.parts,
                 .threads = kernel.threads,
