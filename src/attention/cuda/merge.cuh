@@ -154,7 +154,7 @@ inline constexpr int kMostCluster = 8;
 // Heads [first, end) of the CTA, of which head 0 is head first_head of the unit, as the cluster's CTAs together found
 // them: out and lse. A CTA may do so alone (parts = 1). A warp takes 128 * Blocks columns of a head at a time. A CTA
 // begins with its own share, so that not all read one at a time; the order of the sum depends on nothing but `index`.
-template <int Blocks, int Stride = kShareStride>
+template <int Blocks>
 __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int index, const float* s_log2,
                                   const float* s_shares, int first_head, int first, int end, int warp, int warps) {
   constexpr int kPieces = 4 / Blocks;
@@ -166,7 +166,7 @@ __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int 
     const float log2 = lane < parts
                            ? cuda::cluster_load(cuda::cluster_address(cuda::shared_address(s_log2 + local), lane))
                            : -INFINITY;
-    const std::uint32_t from = cuda::shared_address(s_shares + local * Stride + column);
+    const std::uint32_t from = cuda::shared_address(s_shares + local * kShareStride + column);
     float peak = log2, weight;
 #pragma unroll
     for (int d = kMostCluster / 2; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));

@@ -106,12 +106,9 @@ __device__ inline void wait_for_kernel() {
 // ---- clusters (sm_90 on) --------------------------------------------------------------------------------------------
 
 // All threads of the cluster that still run; shared memory written before can be read after, in any of its CTAs.
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The two halves of it.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline void cluster_sync() { cluster_arrive(), cluster_wait(); }
 // The same for its timing alone: what was written is not there for others, so nobody waits for their writes to memory.
 __device__ inline void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

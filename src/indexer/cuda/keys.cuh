@@ -50,6 +50,12 @@ template <std::uint32_t Pick>
 __device__ inline std::uint32_t f16_pair(std::uint32_t codes) {
   return (cuda::prmt<Pick>(codes) << 7) & 0xBF80BF80u;
 }
+// Sixteen codes, in the order of the products' steps.
+__device__ inline void f16_words(std::uint32_t* w, uint4 codes) {
+  const std::uint32_t raw[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[2 * i] = f16_pair<0x9180u>(raw[i]), w[2 * i + 1] = f16_pair<0xB3A2u>(raw[i]);
+}
 
 // What a lane holds of one key or head of 128 values, by the instruction that multiplies it.
 struct Fp8Words {                         // sm_89 on
@@ -69,11 +75,7 @@ struct Fp8Words {                         // sm_89 on
 struct F16Words {                            // sm_80, sm_86
   static constexpr float kFactor = 0x1p15f;  // and 2^-8 of a key and of a query
   std::uint32_t w[16];
-  __device__ void set(uint4 low, uint4 high) {
-    const std::uint32_t raw[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) w[2 * i] = f16_pair<0x9180u>(raw[i]), w[2 * i + 1] = f16_pair<0xB3A2u>(raw[i]);
-  }
+  __device__ void set(uint4 low, uint4 high) { f16_words(w, low), f16_words(w + 8, high); }
   static constexpr int kHeadBytes = 2 * kDim;
   static constexpr int kSteps = 8;
   template <int Step>
@@ -88,16 +90,12 @@ struct F16Words {                            // sm_80, sm_86
 
 __device__ inline int place_of_piece(int head, int piece) { return head * kDim + (piece ^ (head & 1) << 2) * 16; }
 
-template <class Words>
-__device__ inline void load_heads(Words& b, const unsigned char* heads, int head, int c) {
-  b.set(*reinterpret_cast<const uint4*>(heads + place_of_piece(head, c)),
-        *reinterpret_cast<const uint4*>(heads + place_of_piece(head, c + 4)));
-}
-
 // Head 8 n + lane / 4 as this lane multiplies it: of those that were copied, or of those that were set from them, where
 // eight heads are four times 16 bytes a lane.
 __device__ inline void load_head(Fp8Words& b, const unsigned char* heads, int n, int lane) {
-  load_heads(b, heads, n * 8 + lane / 4, lane % 4);
+  const int head = n * 8 + lane / 4, c = lane % 4;
+  b.set(*reinterpret_cast<const uint4*>(heads + place_of_piece(head, c)),
+        *reinterpret_cast<const uint4*>(heads + place_of_piece(head, c + 4)));
 }
 __device__ inline void load_head(F16Words& b, const unsigned char* heads, int n, int lane) {
   const uint4* const from = reinterpret_cast<const uint4*>(heads + n * 8 * F16Words::kHeadBytes) + lane;
@@ -108,10 +106,8 @@ __device__ inline void load_head(F16Words& b, const unsigned char* heads, int n,
   }
 }
 __device__ inline void set_piece(unsigned char* heads, int head, int piece, uint4 x) {
-  const std::uint32_t raw[4] = {x.x, x.y, x.z, x.w};
   std::uint32_t w[8];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) w[2 * k] = f16_pair<0x9180u>(raw[k]), w[2 * k + 1] = f16_pair<0xB3A2u>(raw[k]);
+  f16_words(w, x);
   uint4* const to =
       reinterpret_cast<uint4*>(heads + head / 8 * 8 * F16Words::kHeadBytes) + piece / 4 * 64 + head % 8 * 4 + piece % 4;
   to[0] = {w[0], w[1], w[2], w[3]}, to[32] = {w[4], w[5], w[6], w[7]};
