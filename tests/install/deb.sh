@@ -11,10 +11,10 @@ mkdir -p "$folder"
 deb=$(ls "$folder"/*.deb)
 [[ $(dpkg-deb -f "$deb" Version) == "$version" ]] || { dpkg-deb -f "$deb"; exit 1; }
 [[ -n $(dpkg-deb -f "$deb" Depends) ]] || { echo "the package depends on nothing, not even libstdc++"; exit 1; }
-dpkg-deb -x "$deb" "$folder/root"
-[[ $("$folder/root/usr/bin/sievemla" --version) == "sievemla $version "* ]]
-"$folder/root/usr/bin/sievemla" verify --backend cpu >/dev/null
-cmake -S "$source/consumer" -B "$folder/consumer" -DCMAKE_PREFIX_PATH="$folder/root/usr" \
+dpkg-deb -x "$deb" "$folder/unpacked"
+[[ $("$folder/unpacked/usr/bin/sievemla" --version) == "sievemla $version "* ]]
+"$folder/unpacked/usr/bin/sievemla" verify --backend cpu >/dev/null
+cmake -S "$source/consumer" -B "$folder/consumer" -DCMAKE_PREFIX_PATH="$folder/unpacked/usr" \
   -DCMAKE_CXX_COMPILER="$cxx" >/dev/null
 cmake --build "$folder/consumer" >/dev/null
 "$folder/consumer/consumer"
