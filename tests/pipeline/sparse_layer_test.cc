@@ -119,6 +119,7 @@ TEST(SparseLayer, WritesNothingOnABadCall) {
   };
   const Bad bads[] = {
       {"write_latent: rope", [](SparseLayerArgs& a) { a.latent.rope = {}; }},
+      {"write_index_keys: k", [](SparseLayerArgs& a) { a.indexer->keys.k = {}; }},
       {"write_index_keys: norm_bias", [](SparseLayerArgs& a) { a.indexer->keys.norm_bias = {}; }},
       {"rope style", [](SparseLayerArgs& a) { a.indexer->queries.rope.style = RopeStyle::unset; }},
       {"index_scores: weights", [](SparseLayerArgs& a) { a.indexer->select.score.weights.shape[1] = 1; }},
