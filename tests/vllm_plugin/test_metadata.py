@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sievemla.vllm.metadata import rows_of
+from sievemla.vllm import metadata
+from sievemla.vllm.metadata import StepMetadata, rows_of
 from sievemla.vllm.unpacked import LEAST_ROWS, copy_of, spans_of
 
 # New tokens of each request, and its length with them; requests of padding have neither.
@@ -55,3 +56,34 @@ def test_copies_of_prompts_hold_what_their_rows_see(name, capacity):
             assert torch.equal(copy.slots[copied], table[r, position // page] * page + position % page)
     if capacity == 4096:
         assert any(span.pages for span in spans) == (max(new) >= LEAST_ROWS)
+
+
+def step_of(new: list[int], lengths: list[int], pages: int) -> StepMetadata:
+    starts, lengths = torch.tensor([0, *new]).cumsum(0), torch.tensor(lengths)
+    none = torch.empty(0)
+    return StepMetadata(
+        num_actual_tokens=int(starts[-1]), num_reqs=len(new), max_query_len=max(new), max_seq_len=int(lengths.max()),
+        query_start_loc=starts, seq_lens=lengths, block_table=torch.arange(len(new) * pages).view(-1, pages).int(),
+        slot_mapping=none, row_request=none, row_length=none, longest=int(lengths.max()), topk_tokens=8,
+        num_decodes=len(new), num_decode_tokens=int(starts[-1]), starts=starts, lengths=lengths,
+    )
+
+
+def test_a_captured_step_copies_nothing(monkeypatch):
+    """Many drafts a request are as many rows as a prompt's, but a graph's replays have other lengths."""
+    many = LEAST_ROWS + 1
+    step = step_of([many, many], [100, 300], pages=5)
+    assert any(span.pages for span in step.spans_over(64, 4096))
+    monkeypatch.setattr(metadata, "captured", lambda tensor: True)
+    assert step.spans_over(64, 4096) == []
+
+
+def test_lengths_beyond_the_block_table_copy_its_pages():
+    step = step_of([200], [200 + 8], pages=3)
+    assert step.spans_over(64, 4096)[0].copy.slots.tolist() == list(range(192))
+
+
+def test_a_step_of_padding_has_no_spans():
+    step = step_of([0, 0], [0, 0], pages=3)
+    step.max_query_len = LEAST_ROWS
+    assert step.spans_over(64, 4096) == []

@@ -59,16 +59,25 @@ class StepMetadata(AttentionMetadata):
 
     def spans_over(self, page: int, capacity: int) -> list[Span]:
         """The step's rows by what they read: the cache, or a copy of `capacity` rows at most."""
+        if captured(self.block_table):
+            return []
         if self.spans is None:
             self.spans = []
             if self.max_query_len >= LEAST_ROWS and self.lengths is not None:
                 starts, lengths = self.starts[: self.num_reqs + 1], self.lengths[: self.num_reqs]
+                lengths = lengths.clamp(max=page * self.block_table.shape[1])  # vLLM's may be an upper bound
                 self.spans = spans_of(starts.tolist(), lengths.tolist(), page, capacity)
+            if self.spans:
                 self.spans[-1].rows = slice(self.spans[-1].rows.start, self.num_actual_tokens)  # and padding
             for span in self.spans:
                 if span.pages:
                     span.copy = copy_of(span, self.block_table, page)
         return self.spans
+
+
+def captured(tensor: torch.Tensor) -> bool:
+    """Is what reads this captured into a CUDA graph? Its replays have other lengths, so all rows read the cache."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def rows_of(starts: torch.Tensor, lengths: torch.Tensor, request: torch.Tensor, seen: torch.Tensor) -> None:
