@@ -3,10 +3,14 @@
 """The layer around attention: the indexer goes first, and nothing else is changed."""
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from sievemla.vllm.layer import IndexerFirst
+from sievemla.vllm.workspace import Workspace
 
 HEADS, NOPE, ROPE, LOW, LATENT, HIDDEN, ROWS = 2, 6, 4, 8, 16, 12, 3
 
@@ -65,6 +69,61 @@ def test_the_indexer_goes_before_the_projection_of_queries(layer):
     q[..., NOPE:], rope = turned(positions, q[..., NOPE:], rope[:, None])
     for got, want in zip(layer.calls["mla_attn"], (q, latent, rope), strict=True):
         assert torch.equal(got, want)
+
+
+class Stream:
+    """Notes what it waits for."""
+
+    def __init__(self):
+        self.waited = []
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """The workspace of a step that is captured, and the stream of it."""
+    work, main = object.__new__(Workspace), Stream()
+    work.side, work._beside = Stream(), None
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return work, main
+
+
+def test_streams_are_joined_once(captured):
+    work, main = captured
+    with work.beside("read"):
+        pass
+    assert work.side.waited == [main] and main.waited == []
+    work.join()
+    work.join()
+    assert main.waited == [work.side]
+
+
+def test_streams_are_joined_where_the_indexer_raises(captured):
+    work, main = captured
+    with pytest.raises(RuntimeError, match="of the indexer"), work.beside("read"):
+        raise RuntimeError("of the indexer")
+    assert main.waited == [work.side] and work._beside is None
+
+
+def test_streams_are_joined_where_the_layer_raises(layer, captured):
+    work, main = captured
+
+    def index(*args):
+        with work.beside(*args):
+            pass
+
+    def broken(*args):
+        raise RuntimeError("no memory")
+
+    layer.indexer.function, layer.q_b_proj.function = index, broken
+    layer.indexer.sievemla = SimpleNamespace(layer=SimpleNamespace(workspace=work))
+    with pytest.raises(RuntimeError, match="no memory"):
+        layer(torch.arange(1.0, ROWS + 1), torch.randn(ROWS, HIDDEN))
+    assert main.waited == [work.side] and work._beside is None
 
 
 def test_a_layer_without_our_indexer_is_vllms(layer, monkeypatch):

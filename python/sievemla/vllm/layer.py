@@ -21,6 +21,15 @@ class IndexerFirst(MultiHeadLatentAttentionWrapper):
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor, llama_4_scaling: Any = None) -> Any:
         if not self.indexer_first or llama_4_scaling is not None:
             return super().forward(positions, hidden_states, llama_4_scaling)
+        if torch.compiler.is_compiling():
+            return self._forward(positions, hidden_states)
+        try:
+            return self._forward(positions, hidden_states)
+        except BaseException:
+            self.indexer.sievemla.layer.workspace.join()  # where it raised before attention did so
+            raise
+
+    def _forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> Any:
         down = self.fused_qkv_a_proj(hidden_states)[0]
         low, latent, key_rope = down.split([self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         low = self.q_a_layernorm(low)

@@ -81,8 +81,12 @@ class Workspace:
             return
         self.side.wait_stream(torch.cuda.current_stream())
         self._beside = read
-        with torch.cuda.stream(self.side):
-            yield
+        try:
+            with torch.cuda.stream(self.side):
+                yield
+        except BaseException:
+            self.join()  # a capture that ends with streams apart has an error of its own, which would hide this one
+            raise
 
     def join(self) -> None:
         if self._beside is not None:
