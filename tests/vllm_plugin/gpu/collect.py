@@ -15,7 +15,7 @@ def number(text: str) -> float:
 def main() -> None:
     text = open(sys.argv[1]).read()
     made = {"run": dict(pair.split("=", 1) for pair in sys.argv[2:]), "engines": {}, "pairs": [], "shadow": {},
-            "steps_us": {}, "restated": {}, "said": {}}
+            "agreements": [], "steps_us": {}, "restated": {}, "said": {}}
     for name, status, seconds in re.findall(r"^(\S+): exit (\d+) after (\d+) s$", text, re.M):
         made["engines"][name] = {"exit": int(status), "seconds": int(seconds)}
     for name, body in re.findall(r"^== (\S+)\n(.*?)(?=^== |^COMPARE |\Z)", text, re.M | re.S):
@@ -39,6 +39,14 @@ def main() -> None:
             pair["left_at_leads"] = [number(lead) for lead in leads.split()]
         made["pairs"].append(pair if mean == "nan" else pair | {"mean": number(mean), "p99": number(p99),
                                                                 "max": number(most)})
+    agreed = r"^AGREE (\S+) (.*): (\d+) tokens: the others agree on (\d+) of (\d+), the first has (\d+) of them(.*)$"
+    leaving = r"set (\d+) token (\d+) lead (\S+) apart (\S+) leads (\S+) to ([^\s;]+)"
+    for one, others, length, *counts, left in re.findall(agreed, text, re.M):
+        made["agreements"].append(
+            {"one": one, "others": others.split(), "prompt": int(length)}
+            | dict(zip(("others_agree", "tokens", "equal"), map(int, counts)))
+            | {"left_at": [dict(zip(("set", "token", "lead", "apart", "least_lead", "most_lead"), map(number, at)))
+                           for at in re.findall(leaving, left)]})
     text = json.dumps(made, indent=1)
     print(re.sub(r"\{\n\s+([^{}]*?)\n\s*\}", lambda at: "{" + re.sub(r"\n\s+", " ", at[1]) + "}", text))
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
 # gpu.sh TREE OUT -- the plugin in a real vLLM 0.26 on one GPU, beside vLLM's own backends; all engines at once.
-# TREE holds vLLM and what it needs, and the sievemla package built with CUDA. 4 GiB of device memory an engine.
+# TREE holds vLLM and what it needs, and the sievemla package built with CUDA. 3 GiB of device memory an engine.
 tree=$(realpath "$1"); out=$(realpath -m "$2"); here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$out"; work=$(mktemp -d)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
@@ -67,5 +67,14 @@ for log in "$out"/*.log; do
     grep -vE '^\s*$|\^\^\^|destroy_process_group' "$log" | tail -14 | cut -c1-260
   fi
 done
-compare() { [[ ! -f $out/$1.json || ! -f $out/$2.json ]] || python3 "$tiny" compare "$out/$1.json" "$out/$2.json"; }
-for pair in "${PAIRS[@]}"; do compare ${pair}; done
+of_results() {  # COMMAND NAME...: where all of them have one
+  local command=$1 name files=()
+  shift
+  for name; do
+    [[ -s $out/$name.json ]] || return 0
+    files+=("$out/$name.json")
+  done
+  python3 "$tiny" "$command" "${files[@]}"
+}
+for pair in "${PAIRS[@]}"; do of_results compare $pair; done
+for group in "${AGREEMENTS[@]}"; do of_results agree $group; done

@@ -90,7 +90,7 @@ def main() -> None:
 
     llm = LLM(
         model=a.model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=CONTEXT, max_num_batched_tokens=2048,
-        max_num_seqs=max(BATCHES), kv_cache_dtype=a.kv, gpu_memory_utilization=0.2, kv_cache_memory_bytes=9 << 30,
+        max_num_seqs=max(BATCHES), kv_cache_dtype=a.kv, gpu_memory_utilization=0.1, kv_cache_memory_bytes=9 << 30,
         enable_prefix_caching=False, disable_log_stats=True, enforce_eager=True, attention_backend=a.backend,
         hf_overrides={"max_position_embeddings": CONTEXT},
     )

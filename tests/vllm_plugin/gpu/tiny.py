@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""A small random GLM-5 on one GPU: makes it, runs it in vLLM, compares two runs.
+"""A small random GLM-5 on one GPU: makes it, runs it in vLLM, compares runs.
 
 tiny.py make OUT [--shared] [--mtp]     3 layers without experts (no routing flips), weights normal with sigma 0.05;
                                         --shared: GLM-5.2's layers that share an indexer; --mtp: a draft layer
 tiny.py run MODEL OUT.json [options]    prompts of 3000, 700 and 37 tokens, 8 greedy tokens each; --sets: so many times
-tiny.py compare A.json B.json
+tiny.py compare A.json B.json           how far their log-probabilities are apart, where their tokens part
+tiny.py agree A.json B.json...          where B and all after it have one token: has A the same?
 """
 import argparse
 import json
@@ -93,9 +94,16 @@ def run(a) -> None:
     import torch
     from vllm import LLM, SamplingParams
 
+    if a.flashmla_route:
+        take_route(a.flashmla_route)
+    if a.no_copies:
+        from sievemla.vllm import unpacked
+
+        unpacked.LEAST_HEADS = 1 << 30
+
     arguments = dict(
         model=a.model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096, max_num_batched_tokens=a.batched,
-        max_num_seqs=4, kv_cache_dtype=a.kv, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 30,
+        max_num_seqs=4, kv_cache_dtype=a.kv, gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 28,
         enable_prefix_caching=False, disable_log_stats=True, seed=0, enforce_eager=a.graphs == "eager",
     )
     if a.graphs not in ("eager", "default"):
@@ -137,6 +145,20 @@ def run(a) -> None:
         offload_and_reload(llm, prompts, params)
 
 
+def take_route(route: str) -> None:
+    """FLASHMLA_SPARSE serves an fp8_ds_mla cache by two kernels: the one for decoding, or the one for bf16 rows upon
+    copies of prompts. It takes the first for all rows where a rank has few heads, else for requests of up to 256 new
+    tokens at 64 heads (and decoding ones). Here all of a prompt's go one way, whatever their number."""
+    from vllm.v1.attention.backends.mla import flashmla_sparse
+
+    if route == "decode":
+        flashmla_sparse.MIN_HEADS_FOR_BF16_PREFILL = 1 << 30
+        return
+    builder = flashmla_sparse.FlashMLASparseMetadataBuilder
+    theirs = builder._init_reorder_batch_threshold
+    builder._init_reorder_batch_threshold = lambda self, threshold, **named: theirs(self, 1, **named)
+
+
 def steady(llm, steps: int) -> None:
     """Device memory after so many mixed steps, against right after the first requests."""
     import torch
@@ -165,15 +187,23 @@ def generate(llm, prompts: list, params) -> tuple[list, list[int]]:
             "prompt": [of[token].logprob for of, token in zip(seen[1:], output.prompt_token_ids[1:])],
             "tokens": list(made.token_ids),
             "logprobs": [of[token].logprob for of, token in zip(made.logprobs, made.token_ids)],
-            "leads": [lead_of([one.logprob for one in of.values()]) for of in made.logprobs],
+            "best": [best_of({token: one.logprob for token, one in of.items()}) for of in made.logprobs],
         })
     return results, [output.num_cached_tokens for output in outputs]
 
 
-def lead_of(logprobs: list[float]) -> float:
-    """How far the best token is before the next."""
-    best, second, *_ = sorted(logprobs, reverse=True)
-    return best - second
+def best_of(logprobs: dict) -> list:
+    """The two best tokens, each with its log-probability."""
+    return sorted(logprobs.items(), key=lambda one: -one[1])[:2]
+
+
+def lead_of(best: list) -> float:
+    return best[0][1] - best[1][1]
+
+
+def parting(one: list, other: list) -> int:
+    """Where two lists of tokens part first; their length where they do not."""
+    return next((i for i, (u, v) in enumerate(zip(one, other)) if u != v), len(one))
 
 
 def again(llm, prompts: list, params, results: list) -> list:
@@ -225,13 +255,37 @@ def compare(a) -> None:
 
 def print_distance(what: str, pairs: list) -> None:
     apart = sorted(abs(u - v) for x, y in pairs for u, v in zip(x["prompt"], y["prompt"])) or [float("nan")]
-    firsts = [next((i for i, (u, v) in enumerate(zip(x["tokens"], y["tokens"])) if u != v), len(x["tokens"]))
-              for x, y in pairs]
+    firsts = [parting(x["tokens"], y["tokens"]) for x, y in pairs]
     equal = sum(firsts)
-    leads = [f"{max(x['leads'][i], y['leads'][i]):.4f}" for i, (x, y) in zip(firsts, pairs) if i < len(x["tokens"])]
+    leads = [f"{max(lead_of(x['best'][i]), lead_of(y['best'][i])):.4f}"
+             for i, (x, y) in zip(firsts, pairs) if i < len(x["tokens"])]
     print(f"{what}: prompt |dlogp| mean {sum(apart) / len(apart):.4f} p99 {apart[int(len(apart) * .99)]:.4f} max "
           f"{apart[-1]:.4f}; equal tokens {equal}/{sum(len(x['tokens']) for x, _ in pairs)}"
           + (f", left at leads {' '.join(leads)}" if leads else ""))
+
+
+def agree(a) -> None:
+    """Tokens up to where the others part: behind that they go on from other texts. Where the one parts from them first,
+    the lead of the best token in the first of the others, and how far the others are apart there themselves: the
+    largest difference of a log-probability of the two best tokens, and of that lead."""
+    first, *others = ([dict(r) for r in json.load(open(path))["results"]] for path in (a.first, *a.others))
+    names = " ".join(os.path.basename(path).removesuffix(".json") for path in (a.first, *a.others))
+    for length_at, length in enumerate(LENGTHS):
+        agreed = equal = total = 0
+        left = []
+        for number, at in enumerate(range(length_at, len(first), len(LENGTHS))):
+            mine, theirs = first[at], [other[at] for other in others]
+            together = min(parting(theirs[0]["tokens"], other["tokens"]) for other in theirs)
+            until = min(together, parting(mine["tokens"], theirs[0]["tokens"]))
+            agreed, equal, total = agreed + together, equal + until, total + len(mine["tokens"])
+            if until < together:
+                best = [dict(other["best"][until]) for other in theirs]
+                apart = max(abs(u[token] - v[token]) for u in best for v in best for token in u.keys() & v.keys())
+                leads = [lead_of(other["best"][until]) for other in theirs]
+                left.append(f"set {number} token {until} lead {leads[0]:.4f} apart {apart:.4f} "
+                            f"leads {min(leads):.4f} to {max(leads):.4f}")
+        print(f"AGREE {names}: {length} tokens: the others agree on {agreed} of {total}, the first has {equal} of them"
+              + "".join(f"; left at {one}" for one in left))
 
 
 def main() -> None:
@@ -259,11 +313,17 @@ def main() -> None:
     p.add_argument("--offload", action="store_true", help="cached on the CPU, dropped on the GPU, and the same again")
     p.add_argument("--no-deep-gemm", action="store_true", help="its imports fail")
     p.add_argument("--mqa", action="store_true", help="vLLM's own backends: no dense prefill of short prompts")
+    p.add_argument("--flashmla-route", choices=("decode", "copies"), help="of FLASHMLA_SPARSE over fp8_ds_mla")
+    p.add_argument("--no-copies", action="store_true", help="ours over fp8_ds_mla: prompts read the cache itself")
     p.set_defaults(call=run)
     p = commands.add_parser("compare")
     p.add_argument("first")
     p.add_argument("second")
     p.set_defaults(call=compare)
+    p = commands.add_parser("agree")
+    p.add_argument("first")
+    p.add_argument("others", nargs="+")
+    p.set_defaults(call=agree)
     a = parser.parse_args()
     a.call(a)
 
