@@ -31,14 +31,21 @@ def main() -> None:
             made["said"].setdefault(name, []).append(said)
         for count, how in re.findall(r"(\d+) (passed|failed|skipped)", body if name == "restated" else ""):
             made["restated"][how] = int(count)
-    names = r"^COMPARE (\S+)\.json (\S+)\.json (\d+)(?: (set \d+|all sets))?"
+    names = r"^COMPARE (\S+)\.json (\S+)\.json (\d+)(?: (set \d+|all sets|up to index_topk|above index_topk))?"
     distances = r": prompt \|dlogp\| mean (\S+) p99 (\S+) max (\S+); equal tokens ([\d/]+)(?:, left at leads (.*))?$"
+    of_sets = []  # 99th percentiles of the sets of a pair, up to the line of all sets; only the first set has its own
     for one, other, length, which, mean, p99, most, equal, leads in re.findall(names + distances, text, re.M):
+        if which.startswith("set "):
+            of_sets.append(number(p99))
+            if which != "set 0":
+                continue
         pair = {"pair": [one, other], "prompt": int(length), "equal_tokens": equal} | ({"of": which} if which else {})
         if leads:
             pair["left_at_leads"] = [number(lead) for lead in leads.split()]
         made["pairs"].append(pair if mean == "nan" else pair | {"mean": number(mean), "p99": number(p99),
                                                                 "max": number(most)})
+        if which == "all sets":
+            made["pairs"][-1]["p99_of_sets"], of_sets = [min(of_sets), max(of_sets)], []
     agreed = r"^AGREE (\S+) (.*): (\d+) tokens: the others agree on (\d+) of (\d+), the first has (\d+) of them(.*)$"
     leaving = r"set (\d+) token (\d+) lead (\S+) apart (\S+) leads (\S+) to ([^\s;]+)"
     for one, others, length, *counts, left in re.findall(agreed, text, re.M):

@@ -53,17 +53,19 @@ last() {
 }
 
 PAIRS=("flashmla flashmla-again" "flashattn flashattn-again" "flashattn flashmla" "ours flashmla"
-  "flashattn flashmla-again" "ours flashmla-again" "ours flashattn"
-  "flashmla8 flashmla8-again" "flashmla8-decode flashmla8-copies" "flashmla8-chunked flashmla8" "ours8 flashmla8"
+  "flashattn flashmla-again" "flashattn-again flashmla" "flashattn-again flashmla-again" "ours flashmla-again"
+  "ours flashattn" "ours flashattn-again" "flashmla8 flashmla8-again" "flashmla8-copies flashmla8"
+  "flashmla8-decode flashmla8" "flashmla8-decode flashmla8-copies" "flashmla8-chunked flashmla8" "ours8 flashmla8"
   "ours8 flashmla8-again" "ours8 flashmla8-decode" "ours8 flashmla8-copies" "ours8-direct flashmla8"
-  "ours8-direct flashmla8-decode" "ours8-chunked ours8" "ours8-chunked flashmla8-chunked"
-  "ours ours-forced-chunked" "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2" "ours8 ours8-piecewise"
-  "ours8 ours8-decode-graphs" "flashmla off-graphs" "ours-graphs graphs-on-again" "ours ours-sm80" "ours-sm80 flashmla"
-  "ours8-direct ours8-sm80" "ours8-sm80 flashmla8" "ours ours-no-deep-gemm" "ours ours-sleep" "ours ours-weights-on-cpu"
-  "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
+  "ours8-direct flashmla8-decode" "ours8-chunked ours8" "ours8-chunked flashmla8-chunked" "ours ours-forced-chunked"
+  "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2" "ours8 ours8-piecewise" "ours8 ours8-decode-graphs"
+  "flashmla off-graphs" "ours-graphs graphs-on-again" "ours ours-sm80" "ours-sm80 flashmla"
+  "ours8-direct ours8-sm80" "ours8-sm80 flashmla8" "ours ours-no-deep-gemm" "ours ours-sleep"
+  "ours ours-weights-on-cpu" "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
 
 # One engine, and others: does it have their token wherever they have one? Each of a pair in ours' place as well.
 routes8="flashmla8 flashmla8-again flashmla8-decode flashmla8-copies"
 AGREEMENTS=("ours flashmla flashmla-again flashattn flashattn-again" "flashattn flashmla flashmla-again ours"
   "flashmla flashattn flashattn-again ours" "ours8 $routes8" "flashmla8-decode flashmla8 flashmla8-again ours8"
-  "flashmla8-copies flashmla8-decode ours8" "flashmla8-chunked flashmla8 flashmla8-again ours8")
+  "flashmla8-copies flashmla8-decode ours8" "flashmla8-chunked flashmla8 flashmla8-again ours8"
+  "ours-sm80 flashmla flashmla-again flashattn flashattn-again" "ours8-sm80 $routes8")

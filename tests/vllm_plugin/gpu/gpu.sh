@@ -67,14 +67,4 @@ for log in "$out"/*.log; do
     grep -vE '^\s*$|\^\^\^|destroy_process_group' "$log" | tail -14 | cut -c1-260
   fi
 done
-of_results() {  # COMMAND NAME...: where all of them have one
-  local command=$1 name files=()
-  shift
-  for name; do
-    [[ -s $out/$name.json ]] || return 0
-    files+=("$out/$name.json")
-  done
-  python3 "$tiny" "$command" "${files[@]}"
-}
-for pair in "${PAIRS[@]}"; do of_results compare $pair; done
-for group in "${AGREEMENTS[@]}"; do of_results agree $group; done
+"$here/compare.sh" "$out"

@@ -251,6 +251,10 @@ def compare(a) -> None:
             print_distance(f"{names} {length}" + f" set {number}" * (len(sets) > 1), [pair])
         if len(sets) > 1:
             print_distance(f"{names} {length} all sets", sets)
+        if len(sets) > 1 and length > CONFIG["index_topk"]:  # behind it vLLM does not repeat itself
+            for what, part in (("up to", slice(CONFIG["index_topk"])), ("above", slice(CONFIG["index_topk"], None))):
+                cut = [tuple({**one, "prompt": one["prompt"][part]} for one in pair) for pair in sets]
+                print_distance(f"{names} {length} {what} index_topk", cut)
 
 
 def print_distance(what: str, pairs: list) -> None:
