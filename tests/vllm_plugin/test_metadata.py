@@ -87,3 +87,16 @@ def test_a_step_of_padding_has_no_spans():
     step = step_of([0, 0], [0, 0], pages=3)
     step.max_query_len = LEAST_ROWS
     assert step.spans_over(64, 4096) == []
+
+
+def test_caches_of_other_pages_have_copies_of_their_own():
+    """One step over two caches: 300 rows are five pages of 64 and three of 128, and too many for a small copy."""
+    step = step_of([40], [300], pages=6)
+    asked = {(64, 4096): [5], (128, 4096): [3], (64, 128): []}
+    spans = {key: step.spans_over(*key) for key in asked}
+    for (page, capacity), pages in asked.items():
+        (span,) = spans[page, capacity]
+        assert span.pages == pages and span.rows == slice(0, 40)
+        if pages:
+            assert span.copy.slots.tolist() == list(range(pages[0] * page))
+        assert step.spans_over(page, capacity) is spans[page, capacity]  # made once a step

@@ -10,7 +10,7 @@ from tensors on the device: a captured graph may read them, and nothing waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class StepMetadata(AttentionMetadata):
     num_decode_tokens: int
     starts: Any = None  # query_start_loc and seq_lens (or more) on the host, where vLLM has both
     lengths: Any = None
-    spans: list[Span] | None = None  # as the first layer that asks has them
+    spans: dict[tuple[int, int], list[Span]] = field(default_factory=dict)  # by (page, capacity)
     num_prefills: int = 0
     num_prefill_tokens: int = 0
     prefill_max_seq_len: int = 0
@@ -61,18 +61,23 @@ class StepMetadata(AttentionMetadata):
         """The step's rows by what they read: the cache, or a copy of `capacity` rows at most."""
         if captured(self.block_table):
             return []
-        if self.spans is None:
-            self.spans = []
-            if self.max_query_len >= LEAST_ROWS and self.lengths is not None:
-                starts, lengths = self.starts[: self.num_reqs + 1], self.lengths[: self.num_reqs]
-                lengths = lengths.clamp(max=page * self.block_table.shape[1])  # vLLM's may be an upper bound
-                self.spans = spans_of(starts.tolist(), lengths.tolist(), page, capacity)
-            if self.spans:
-                self.spans[-1].rows = slice(self.spans[-1].rows.start, self.num_actual_tokens)  # and padding
-            for span in self.spans:
-                if span.pages:
-                    span.copy = copy_of(span, self.block_table, page)
-        return self.spans
+        key = page, capacity
+        if key not in self.spans:
+            self.spans[key] = self._spans(page, capacity)
+        return self.spans[key]
+
+    def _spans(self, page: int, capacity: int) -> list[Span]:
+        if self.max_query_len < LEAST_ROWS or self.lengths is None:
+            return []
+        starts, lengths = self.starts[: self.num_reqs + 1], self.lengths[: self.num_reqs]
+        lengths = lengths.clamp(max=page * self.block_table.shape[1])  # vLLM's may be an upper bound
+        spans = spans_of(starts.tolist(), lengths.tolist(), page, capacity)
+        if spans:
+            spans[-1].rows = slice(spans[-1].rows.start, self.num_actual_tokens)  # and padding
+        for span in spans:
+            if span.pages:
+                span.copy = copy_of(span, self.block_table, page)
+        return spans
 
 
 def captured(tensor: torch.Tensor) -> bool:
