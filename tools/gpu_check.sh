@@ -72,7 +72,8 @@ wait
 
 if [[ $sanitize == --sanitize ]]; then
   small='*Case01*:*Case02*:*Case14*:*Case19*:*Case23Lse*:*HolesAndLengths:*SharedSlotLists:*.Tickets:*NanStaysPut'
-  small+=':*BytesOf*:*TheReferencesBytes:*SlotsOfEveryShard:*ExpandPools:*FirstLaunchEver*:*ALayerIsItsStages*'
+  small+=':*BytesOf*:*TheReferencesBytes:*SlotsOfEveryShard:*OneRowTogether:*ExpandPools:*FirstLaunchEver*'
+  small+=':*ALayerIsItsStages*'
   for config in $(configs); do
     for tool in memcheck racecheck synccheck initcheck; do
       for program in "$bin"/*_cuda_test; do

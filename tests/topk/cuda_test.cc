@@ -194,6 +194,20 @@ TEST_F(TopkOnCuda, RowsTogetherUnevenly) {
   for (std::int64_t k : {2000, 2020, 2048}) check(cuda, rows, k, Starts::none);
 }
 
+// Each way that a cluster goes, in few scores: the last bin's are ranked, are too many; the guess is bad; the row is
+// short.
+TEST_F(TopkOnCuda, OneRowTogether) {
+  const Backend cuda = backend();
+  Random random(9);
+  const Scores row = random_row(8300, random, 0);
+  Scores sorted = row, tied = row;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  for (std::size_t i = 0; i < 100; ++i) tied[i * 80 + 7] = sorted[250];
+  check(cuda, {row}, 300, Starts::none);
+  check(cuda, {tied}, 300, Starts::none);
+  check(cuda, {Scores(8300, 7.f), Scores(row.begin(), row.begin() + 3000)}, 300, Starts::none);
+}
+
 TEST_F(TopkOnCuda, MoreRowsThanParts) {
   const Backend cuda = backend();
   Random random(3);
