@@ -33,27 +33,6 @@ __device__ inline std::int64_t slot_of(const CudaSlotMap& map, const int* pages,
   return physical < 0 || slot > most ? -1 : slot;
 }
 
-// Several positions at once, where slots are not sharded and page sizes are powers of two: no branches, so that the
-// loads from the block table do not wait for each other.
-template <int N>
-__device__ inline void plain_slots_of(const CudaSlotMap& map, const int* pages, const int (&position)[N],
-                                      std::int64_t most, std::int64_t (&slot)[N]) {
-  const unsigned size = static_cast<unsigned>(map.page_size);
-  const int shift = 31 - __clz(static_cast<int>(size));
-  int physical[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int page = position[i] >> shift;  // -1 of -1
-    physical[i] = -1;
-    if (page >= 0 && page < map.pages) physical[i] = __ldg(pages + page);
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    slot[i] = static_cast<std::int64_t>(physical[i]) * size + (static_cast<unsigned>(position[i]) & (size - 1));
-    if (physical[i] < 0 || slot[i] > most) slot[i] = -1;
-  }
-}
-
 // Stores ids of one row.
 struct IdRow {
   int* positions = nullptr;
@@ -70,20 +49,24 @@ struct IdRow {
     if (positions) positions[lane] = position;
     if (slots) store_slot(out, lane, position);
   }
-  // Slots of plain_slots_of.
+  // Slots of 32 bits, not sharded, in pages of powers of two: by page_of and plain_slot, apart, so that the loads from
+  // the block table of several positions do not wait for each other.
   __device__ bool plain(const CudaIds& out) const {
     return pages && out.map.ranks == 1 && (out.map.page_size & (out.map.page_size - 1)) == 0 && !out.wide_slots;
   }
-  // The physical page of a position, and its id stored by that: apart, so that others can come between.
+  // The physical page of a position; -1 of none, and of -1.
   __device__ int page_of(const CudaIds& out, int position) const {
     const int page = position >> (31 - __clz(out.map.page_size));
-    return page < out.map.pages ? __ldg(pages + page) : -1;
+    return static_cast<unsigned>(page) < static_cast<unsigned>(out.map.pages) ? __ldg(pages + page) : -1;
+  }
+  __device__ static int plain_slot(const CudaIds& out, int position, int page) {
+    const unsigned size = static_cast<unsigned>(out.map.page_size);
+    const std::int64_t slot = static_cast<std::int64_t>(page) * size + (static_cast<unsigned>(position) & (size - 1));
+    return page < 0 || slot > INT32_MAX ? -1 : static_cast<int>(slot);
   }
   __device__ void store_plain(const CudaIds& out, int lane, int position, int page) const {
     if (positions) positions[lane] = position;
-    const std::int64_t slot =
-        static_cast<std::int64_t>(page) * out.map.page_size + (position & (out.map.page_size - 1));
-    static_cast<int*>(slots)[lane] = page < 0 || slot > INT32_MAX ? -1 : static_cast<int>(slot);
+    static_cast<int*>(slots)[lane] = plain_slot(out, position, page);
   }
   // Lanes lane, lane + step, .. below end, position(lane) each.
   template <class Position>
@@ -92,14 +75,16 @@ struct IdRow {
       constexpr int kMany = 4;
 #pragma unroll 1
       for (; lane < end; lane += kMany * step) {
-        int from[kMany];
-        std::int64_t slot[kMany];
+        int from[kMany], page[kMany], slot[kMany];
 #pragma unroll
         for (int i = 0; i < kMany; ++i) from[i] = lane + i * step < end ? position(lane + i * step) : -1;
-        plain_slots_of(out.map, pages, from, INT32_MAX, slot);
+#pragma unroll
+        for (int i = 0; i < kMany; ++i) page[i] = page_of(out, from[i]);
+#pragma unroll
+        for (int i = 0; i < kMany; ++i) slot[i] = plain_slot(out, from[i], page[i]);
 #pragma unroll
         for (int i = 0; i < kMany; ++i)
-          if (lane + i * step < end) static_cast<int*>(slots)[lane + i * step] = static_cast<int>(slot[i]);
+          if (lane + i * step < end) static_cast<int*>(slots)[lane + i * step] = slot[i];
       }
       return;
     }
