@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/topk/cuda/together.cuh -- exact top-k of few rows of up to 128K scores, by a cluster of CTAs a row (sm_90 on).
+// src/topk/cuda/together.cuh -- exact top-k of few rows of up to 128K scores, by a cluster of CTAs a row (sm_90).
 //
 // Each CTA has a part of the row in registers and lists what reaches the threshold, which all guess alike from one
 // sample (select.cuh). The CTAs then count their lists in the same bins and read each other's counts: so each knows the
