@@ -4,8 +4,10 @@
 // most. Every result is judged before it is timed.
 #include <fcntl.h>
 #include <fnmatch.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -118,13 +120,14 @@ std::string form(const Family& family, const char* lead, const char* end) {
   for (const std::string& field : family.fields) text += "." + (field[0] == '=' ? field.substr(1) : field + "<n>");
   return text + end;
 }
+constexpr std::int64_t kMost = 1 << 28;  // that a field may be
 std::string forms(const Family& family) {
-  return form(family, "cpu.", ".t<n>") + " or " + form(family, "", "[.graph | .warm]");
+  return form(family, "cpu.", ".t<n>") + " or " + form(family, "", "[.graph | .warm]") + ", n from 1 to " +
+         std::to_string(kMost);
 }
 
 // "ctx8192" with the name "ctx" is 8192.
 std::optional<std::int64_t> number_in(const std::string& part, const std::string& name) {
-  constexpr std::int64_t kMost = 1 << 28;
   if (part.compare(0, name.size(), name) != 0) return {};
   const std::string digits = part.substr(name.size());
   if (digits.empty() || digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) return {};
@@ -164,6 +167,7 @@ void check_sizes(const Case& c) {
   expects((attends ? field("h") : field("H")) <= 128, "heads must be 1 to 128", where,
           attends ? field("h") : field("H"));
   expects(c.threads <= 4096, "threads must be 1 to 4096", where, c.threads);
+  check_threads(c.threads, where);
   expects(field("n") <= kBenchSlots, "rows lie in different slots", where, field("n"), " of ", kBenchSlots);
   const std::int64_t keys = std::string_view(c.family->name) == "attend.decode" ? decode_span(field("b")) : field("kv");
   if (keys < 0) return;
@@ -433,7 +437,9 @@ Json cases_of(const std::string& path, Json report) {
   if (!file || file.peek() == std::ifstream::traits_type::eof()) return Json::array();
   Json before = Json::parse(file, nullptr, false);
   Json cases = before.is_object() && before.contains("cases") ? before["cases"] : Json();
-  expects(cases.is_array(), "--resume goes on with a file of sievemla bench --json", "bench: " + path, "another file");
+  const auto named = [](const Json& line) { return line.is_object() && line.value("case", Json()).is_string(); };
+  expects(cases.is_array() && std::all_of(cases.begin(), cases.end(), named),
+          "--resume goes on with a file of sievemla bench --json", "bench: " + path, "another file");
   for (const char* changing : {"load", "cases", "failed"}) report.erase(changing), before.erase(changing);
   for (const auto& [key, value] : report.items())
     expects(before.value(key, Json()) == value, "--resume goes on with a file of this program on this machine",
@@ -447,6 +453,9 @@ class JsonFile {
  public:
   explicit JsonFile(const std::string& path) : path_(path) {
     if (path_.empty()) return;
+    struct stat found{};
+    expects(stat(path_.c_str(), &found) != 0 || !S_ISFIFO(found.st_mode),
+            "--json takes a file, which is written anew after each case", "bench: " + path_, "a pipe");
     int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     made_ = fd >= 0;
     if (fd < 0 && errno == EEXIST) fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);

@@ -60,11 +60,14 @@ CLI::Option* add_threads(CLI::App& command, std::int64_t& threads) {
                      "Threads of the cpu backend; 0: OMP_NUM_THREADS, else all cores");
 }
 
-CpuOptions cpu_options(std::int64_t threads) {
-  // A thread that the system refuses to OpenMP ends the process.
+// A thread that the system refuses to OpenMP ends the process.
+void check_threads(std::int64_t threads, const std::string& where) {
   const std::int64_t most = 64 * std::int64_t{std::max(1u, std::thread::hardware_concurrency())};
-  expects(threads <= most, "there are at most 64 threads for each processor, here " + std::to_string(most), "--threads",
+  expects(threads <= most, "there are at most 64 threads for each processor, here " + std::to_string(most), where,
           threads);
+}
+CpuOptions cpu_options(std::int64_t threads) {
+  check_threads(threads, "--threads");
   return {static_cast<int>(threads), {}};
 }
 

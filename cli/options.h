@@ -39,6 +39,7 @@ CLI::Option* add_choice(CLI::App& command, const std::string& names, std::string
 
 // --threads, and the CpuOptions it stands for.
 CLI::Option* add_threads(CLI::App& command, std::int64_t& threads);
+void check_threads(std::int64_t threads, const std::string& where);
 CpuOptions cpu_options(std::int64_t threads);
 
 // --backend, and the backends it stands for: "all" = reference, cpu, and cuda where there is a device.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
 // tests/cli/bench_test.cc -- sievemla bench: the names of its cases, and what it writes.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <thread>
 
 #include "cli/program.h"
 #include "cpu/isa/isa.h"
@@ -131,6 +135,9 @@ TEST(CliBench, SizesThatContradictEachOther) {
   expect_failure({"bench", "cpu.kv.write.bf16.n65537.t1"}, 2, {"65537 of 65536"});
   expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t0"}, 2, {".t<n>"});
   expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t9999"}, 2, {"4096"});
+  const unsigned many = 64 * std::max(1u, std::thread::hardware_concurrency()) + 1;  // OpenMP may get no more
+  expect_failure({"bench", "cpu.topk.f32.rows1.len10.k3.t" + std::to_string(many)}, 2, {"threads"});
+  expect_failure({"bench", "cpu.topk.f32.rows1.len268435457.k3.t1"}, 2, {"n from 1 to 268435456: got"});
   expect_failure({"bench", "cpu.attend.dense.bf16.h200.b1.ctx10.t1"}, 2, {"heads must be 1 to 128"});
   // Before memory is asked for: these would take terabytes.
   expect_failure({"bench", "cpu.attend.decode.bf16.h129.b100000.topk2048.t1"}, 2, {"heads must be 1 to 128: got 129"});
@@ -144,6 +151,8 @@ TEST(CliBench, FilesThatCannotBeWritten) {
   const std::string name = "cpu.topk.f32.rows1.len9.k3.t1", rule = "the file for --json must be writable: got ";
   expect_failure({"bench", "--json", dir.path().string(), name}, 2, {rule + "Is a directory (bench: "});
   expect_failure({"bench", "--json", (dir / "no/x").string(), name}, 2, {rule + "No such file or directory (bench: "});
+  ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);  // to open it would wait for a reader
+  expect_failure({"bench", "--json", (dir / "pipe").string(), name}, 2, {"written anew after each case: got a pipe"});
   const Outcome full = run_program({"bench", "--json", "/dev/full", name});
   EXPECT_EQ(full.status, 2);
   EXPECT_EQ(full.err, "sievemla: " + rule + "No space left on device (bench: /dev/full)\n");
@@ -173,6 +182,12 @@ TEST(CliBench, ResumeRunsWhatIsMissing) {
   write_file(dir / "bench.json", "no JSON");
   expect_failure({"bench", "--json", file, "--resume", second}, 2, {"a file of sievemla bench --json"});
   EXPECT_EQ(read_file(dir / "bench.json"), "no JSON");
+  for (const Json& line : {Json(1), Json("x"), Json::array(), Json::object(), Json{{"case", 5}}}) {
+    other = after;
+    other["cases"] = Json::array({line});
+    write_file(dir / "bench.json", other.dump());
+    expect_failure({"bench", "--json", file, "--resume", second}, 2, {"a file of sievemla bench --json"});
+  }
   expect_failure({"bench", "--resume", second}, 2, {"--resume"});
 }
 
