@@ -82,7 +82,7 @@ class StepMetadata(AttentionMetadata):
 
 def captured(tensor: torch.Tensor) -> bool:
     """Is what reads this captured into a CUDA graph? Its replays have other lengths, so all rows read the cache."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def rows_of(starts: torch.Tensor, lengths: torch.Tensor, request: torch.Tensor, seen: torch.Tensor) -> None:
