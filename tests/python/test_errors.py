@@ -56,6 +56,11 @@ WRONG = {
     "workspace": (dict(workspace=np.zeros((2, 2), np.uint8)), ValueError, "a workspace must be contiguous bytes"),
     "no_tensor": (dict(q="q"), TypeError, "argument #0"),
     "none": (dict(out=None), TypeError, "argument #6"),
+    "latent_of_65_bits": (
+        dict(cache=sievemla.KvCache(np.zeros((1, 16, 576), np.float32), "f32", latent=1 << 64)),
+        ValueError,
+        r"an integer must fit 64 bits: got 18446744073709551616 \(attention\)",
+    ),
 }
 
 
