@@ -7,8 +7,10 @@
 // pair of 4-byte words is its part of one step. So keys go from global memory to registers with nothing in between.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/ptx/ptx.cuh"
+#include "indexer/cuda/kernels.h"
 #include "indexer/cuda/params.h"
 
 namespace sievemla::stage::indexer {
@@ -78,6 +80,13 @@ struct F16Words {                            // sm_80, sm_86
   __device__ void set(uint4 low, uint4 high) { f16_words(w, low), f16_words(w + 8, high); }
   static constexpr int kHeadBytes = 2 * kDim;
   static constexpr int kSteps = 8;
+  // The words of a step alone, of the same sixteen bytes twice.
+  template <int Step>
+  __device__ void set_step(uint4 low, uint4 high) {
+    const uint4 x = Step < 4 ? low : high;
+    const std::uint32_t codes = Step % 4 == 0 ? x.x : Step % 4 == 1 ? x.y : Step % 4 == 2 ? x.z : x.w;
+    w[2 * Step] = f16_pair<0x9180u>(codes), w[2 * Step + 1] = f16_pair<0xB3A2u>(codes);
+  }
   template <int Step>
   __device__ static void mma(float (&d)[4], const F16Words& a, const F16Words& a8, const F16Words& b) {
     mma_f16<Step == 0>(d, a.w[2 * Step], a8.w[2 * Step], a.w[2 * Step + 1], a8.w[2 * Step + 1], b.w[2 * Step],
@@ -119,163 +128,73 @@ __device__ inline void set_heads(const unsigned char* copied, unsigned char* hea
   for (int i = thread; i < count * 8; i += threads)
     set_piece(heads, i / 8, i % 8, *reinterpret_cast<const uint4*>(copied + place_of_piece(i / 8, i % 8)));
 }
-// Sets a row's heads and weights, zeros up to `padded` heads.
-__device__ inline void set_query(const CudaScoreParams& p, int row, int padded, unsigned char* heads, float* weights,
-                                 int thread, int threads) {
-#pragma unroll 2
-  for (int i = thread; i < padded * 8; i += threads) {
-    const int head = i / 8, piece = i % 8;
-    uint4 x{};
-    if (head < p.heads) x = __ldg(reinterpret_cast<const uint4*>(p.q + row * p.q_row + head * p.q_head) + piece);
-    set_piece(heads, head, piece, x);
-  }
-  for (int i = thread; i < padded; i += threads)
-    weights[i] = i < p.heads ? __ldg(p.weights + row * p.weights_row + i) : 0.f;
+__device__ inline void put_piece(Fp8Words, unsigned char* heads, int head, int piece, uint4 x) {
+  *reinterpret_cast<uint4*>(heads + place_of_piece(head, piece)) = x;
 }
+__device__ inline void put_piece(F16Words, unsigned char* heads, int head, int piece, uint4 x) {
+  set_piece(heads, head, piece, x);
+}
+// What a thread of a CTA takes of a row's heads and weights, from global to shared memory; zeros up to `padded` heads.
+template <class Words, int Threads>
+struct QueryPart {
+  static constexpr int kPieces = kMostHeads * 8 / Threads;
+  static_assert(kMostHeads * 8 % Threads == 0 && Threads >= kMostHeads);
+  uint4 piece[kPieces];
+  float weight;
 
-// Starts the copies of a row's heads and weights, zeros up to `padded` heads; by the threads from `thread` on.
-__device__ inline void copy_query(const CudaScoreParams& p, int row, int padded, unsigned char* heads, float* weights,
-                                  int thread, int threads) {
-  for (int i = thread; i < padded * 8; i += threads) {
-    const int head = i / 8, piece = i % 8, bytes = head < p.heads ? 16 : 0;
-    cuda::cp_async_16(cuda::shared_address(heads + place_of_piece(head, piece)),
-                      p.q + row * p.q_row + (bytes ? head * p.q_head : 0) + piece * 16, bytes);
+  __device__ void read(const CudaScoreParams& p, int row, int thread) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int head = (thread + i * Threads) / 8;
+      piece[i] = uint4{};
+      if (head < p.heads)
+        piece[i] = __ldg(reinterpret_cast<const uint4*>(p.q + row * p.q_row + head * p.q_head) + thread % 8);
+    }
+    weight = thread < p.heads ? __ldg(p.weights + row * p.weights_row + thread) : 0.f;
   }
-  for (int i = thread; i < padded; i += threads)
-    cuda::cp_async_4(cuda::shared_address(weights + i), p.weights + row * p.weights_row + (i < p.heads ? i : 0),
-                     i < p.heads ? 4 : 0);
-}
+  __device__ void write(int padded, unsigned char* heads, float* weights, int thread) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int head = (thread + i * Threads) / 8;
+      if (head < padded) put_piece(Words{}, heads, head, thread % 8, piece[i]);
+    }
+    if (thread < padded) weights[thread] = weight;
+  }
+};
 
 // ---- keys of a warp ---------------------------------------------------------------------------------
 
 // kTiles of 16 keys. Heads come sixteen at a time.
-template <class Words>
-struct WarpKeys {
-  static constexpr int kTiles = 4, kKeys = 16 * kTiles;
-  static constexpr int kParts = 4 * kTiles;  // of 16 bytes, that a lane has
-  using Dots = float[kTiles][4];
-  Words key[kTiles][2];  // rows g and g + 8
-  float scale[2];        // of this lane's scores: keys g and g + 8 of tile c
-  bool missing;          // their page lies nowhere
+inline constexpr int kTiles = 4;
+using Dots = float[kTiles][4];
 
-  // Where the page of this lane's scores lies.
-  struct Place {
-    int physical, inside;
-    bool missing;
-  };
-  // Of keys first .. first + kKeys - 1 of a source; those from `end` on need not exist.
-  __device__ static Place find(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    Place place{0, 0, false};
-    if (!p.table) return place;
-    const int mine = first + 16 * (lane % 4);  // a page is a multiple of 16 keys, so a tile lies in one
-    const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
-    place.inside = mine - page * p.page_size;
-    place.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
-    if (!place.missing) place.physical = __ldg(p.table + source * p.table_row + page);
-    return place;
-  }
-  // Parts of 16 bytes of a lane, of 16 keys: key and byte. As registers want them, and as memory does.
-  struct ForRegisters {
-    __device__ static int key(int lane, int i) { return lane / 4 + 8 * (i / 2); }
-    __device__ static int byte(int lane, int i) { return lane % 4 * 16 + i % 2 * kDim / 2; }
-  };
-  struct ForMemory {
-    __device__ static int key(int lane, int i) { return lane / 8 + 4 * i; }
-    __device__ static int byte(int lane, int) { return lane % 8 * 16; }
-  };
-  // take(i, address) of each part; scales and what is missing. What is missing is read as some other key.
-  template <class Parts, class Take>
-  __device__ void fetch(const CudaScoreParams& p, Place place, int source, int first, int lane, Take&& take) {
-    const int g = lane / 4, c = lane % 4;
-    missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
-    const float* scales[2];
-    if (p.table) {
-      const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
-      scales[0] =
-          reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) + place.inside + g;
-      scales[1] = scales[0] + 8;
-      const auto mine = reinterpret_cast<unsigned long long>(page + static_cast<std::int64_t>(place.inside) * kDim);
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        const auto* const keys = reinterpret_cast<const unsigned char*>(__shfl_sync(~0u, mine, t));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) take(4 * t + i, keys + Parts::key(lane, i) * kDim + Parts::byte(lane, i));
-      }
-    } else {
-      const auto at = [&](int key) { return contiguous(p, source, first + key); };
-#pragma unroll
-      for (int i = 0; i < 2; ++i) scales[i] = p.scales + at(16 * c + g + 8 * i);
-#pragma unroll
-      for (int i = 0; i < kParts; ++i)
-        take(i, p.keys + at(i / 4 * 16 + Parts::key(lane, i % 4)) * p.page_bytes + Parts::byte(lane, i % 4));
-    }
-    scale[0] = __ldg(scales[0]), scale[1] = __ldg(scales[1]);
-  }
-  // By the lanes of a warp, to s_keys, laid out as heads are; committed.
-  __device__ void copy(const CudaScoreParams& p, Place place, int source, int first, int lane, unsigned char* s_keys) {
-    const std::uint32_t to = cuda::shared_address(s_keys) + static_cast<unsigned>(place_of_piece(lane / 8, lane % 8));
-    fetch<ForMemory>(p, place, source, first, lane, [&](int i, const unsigned char* from) {
-      cuda::cp_async_16(to + static_cast<unsigned>(i) * 4 * kDim, from, 16);
-    });
-    cuda::cp_async_commit();
-  }
-  __device__ void take(const unsigned char* s_keys, int lane) {
-    const unsigned char* const from[2] = {s_keys + place_of_piece(lane / 4, lane % 4),
-                                          s_keys + place_of_piece(lane / 4, lane % 4 + 4)};
-    set([&](int i) { return *reinterpret_cast<const uint4*>(from[i % 2] + i / 2 * 8 * kDim); });
-  }
-  // part(i), as fetch had them taken. Once.
-  template <class Part>
-  __device__ void set(Part&& part) {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) key[t][half].set(part(4 * t + 2 * half), part(4 * t + 2 * half + 1));
-    scale[0] *= Words::kFactor, scale[1] *= Words::kFactor;
-  }
-  __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    uint4 part[kParts];
-    fetch<ForRegisters>(
-        p, find(p, source, first, end, lane), source, first, lane,
-        [&](int i, const unsigned char* from) { part[i] = __ldg(reinterpret_cast<const uint4*>(from)); });
-    set([&](int i) { return part[i]; });
-  }
+// Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, to be
+// added up while the next are multiplied.
+struct Sums {
+  float sum[kTiles][2] = {};
+  Dots waiting = {};
+  float2 weights = {0, 0};  // of those that wait
 
-  // Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, to be
-  // added up while the next are multiplied.
-  struct Sums {
-    float sum[kTiles][2] = {};
-    Dots waiting = {};
-    float2 weights = {0, 0};  // of those that wait
-
-    __device__ void add(float2 w, const Dots& dot) {
+  __device__ void add(float2 w, const Dots& dot) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        sum[t][0] = fmaf(w.x, dot[t][0] + fabsf(dot[t][0]), sum[t][0]);
-        sum[t][1] = fmaf(w.x, dot[t][2] + fabsf(dot[t][2]), sum[t][1]);
-        sum[t][0] = fmaf(w.y, dot[t][1] + fabsf(dot[t][1]), sum[t][0]);
-        sum[t][1] = fmaf(w.y, dot[t][3] + fabsf(dot[t][3]), sum[t][1]);
-      }
+    for (int t = 0; t < kTiles; ++t) {
+      sum[t][0] = fmaf(w.x, dot[t][0] + fabsf(dot[t][0]), sum[t][0]);
+      sum[t][1] = fmaf(w.x, dot[t][2] + fabsf(dot[t][2]), sum[t][1]);
+      sum[t][0] = fmaf(w.y, dot[t][1] + fabsf(dot[t][1]), sum[t][0]);
+      sum[t][1] = fmaf(w.y, dot[t][3] + fabsf(dot[t][3]), sum[t][1]);
     }
-    __device__ void add_waiting() { add(weights, waiting); }
-    __device__ void clear() {
-#pragma unroll
-      for (auto& of_tile : sum) of_tile[0] = of_tile[1] = 0;
-    }
-  };
-  // Adds heads 8 n .. 8 n + 15; between() is called when what waited has been added.
-  template <class Between>
-  __device__ void add_heads(Sums& sums, const unsigned char* heads, const float* weights, int n, int lane,
-                            Between&& between) const {
-    const auto weights_of = [&](int i) { return *reinterpret_cast<const float2*>(weights + i * 8 + 2 * (lane % 4)); };
-    Dots dot;
-    multiply(heads, n, lane, dot);
-    sums.add_waiting();
-    between();
-    multiply(heads, n + 1, lane, sums.waiting);
-    sums.add(weights_of(n), dot);
-    sums.weights = weights_of(n + 1);
   }
+  __device__ void add_waiting() { add(weights, waiting); }
+  __device__ void clear() {
+#pragma unroll
+    for (auto& of_tile : sum) of_tile[0] = of_tile[1] = 0;
+  }
+};
+
+// What of a warp's keys outlives their products.
+struct KeyTail {
+  float scale[2];  // of this lane's scores: keys g and g + 8 of tile c
+  bool missing;    // their page lies nowhere
 
   // Stores a row's scores: the four lanes of a key add up, and each keeps its share of the keys.
   __device__ void store(const CudaScoreParams& p, const Sums& sums, int row, int length, int first, int lane) const {
@@ -295,6 +214,158 @@ struct WarpKeys {
   }
 
  private:
+  // This lane's share of two sums over it and its partner.
+  __device__ static float exchange(float first, float second, bool take_second, int partner) {
+    const float mine = take_second ? second : first, other = take_second ? first : second;
+    return mine + __shfl_xor_sync(~0u, other, partner);
+  }
+};
+
+template <class Words>
+struct WarpKeys : KeyTail {
+  static constexpr int kShift = 6, kKeys = 1 << kShift;
+  static_assert(kKeys == 16 * kTiles);
+  static constexpr int kParts = 4 * kTiles;  // of 16 bytes, that a lane has
+  using Tail = KeyTail;
+  using Sums = indexer::Sums;
+  Words key[kTiles][2];  // rows g and g + 8
+
+  // Where the page of this lane's scores lies.
+  struct Place {
+    int physical, inside;
+    bool missing;
+  };
+  // Of keys first .. first + kKeys - 1 of a source; those from `end` on need not exist.
+  __device__ static Place find(const CudaScoreParams& p, int source, int first, int end, int lane) {
+    Place place{0, 0, false};
+    if (!p.table) return place;
+    const int mine = first + 16 * (lane % 4);  // a page is a multiple of 16 keys, so a tile lies in one
+    const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
+    place.inside = mine - page * p.page_size;
+    place.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
+    if (!place.missing) place.physical = __ldg(p.table + source * p.table_row + page);
+    return place;
+  }
+  // The same where a page has a multiple of kKeys keys, as `first` is one: all of them lie in one page.
+  __device__ static Place find_whole(const CudaScoreParams& p, int source, int first, int end) {
+    const int page = first >> p.page_shift;
+    Place place{-1, first & (p.page_size - 1), false};
+    if (source >= 0 && source < p.requests && first < end && page < p.table_pages)
+      place.physical = __ldg(p.table + source * p.table_row + page);
+    return place;
+  }
+  // Parts of 16 bytes of a lane, of 16 keys: key and byte. As registers want them, and as memory does.
+  struct ForRegisters {
+    __device__ static int key(int lane, int i) { return lane / 4 + 8 * (i / 2); }
+    __device__ static int byte(int lane, int i) { return lane % 4 * 16 + i % 2 * kDim / 2; }
+  };
+  struct ForMemory {
+    __device__ static int key(int lane, int i) { return lane / 8 + 4 * i; }
+    __device__ static int byte(int lane, int) { return lane % 8 * 16; }
+  };
+  // take(i, address) of each part; scales and what is missing. What is missing is read as some other key.
+  template <class Order, class Take>
+  __device__ void fetch(const CudaScoreParams& p, Place place, int source, int first, int lane, Take&& take) {
+    const int g = lane / 4, c = lane % 4;
+    missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
+    const float* scales[2];
+    if (p.table) {
+      const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
+      scales[0] =
+          reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) + place.inside + g;
+      scales[1] = scales[0] + 8;
+      const auto mine = reinterpret_cast<unsigned long long>(page + static_cast<std::int64_t>(place.inside) * kDim);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const auto* const keys = reinterpret_cast<const unsigned char*>(__shfl_sync(~0u, mine, t));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) take(4 * t + i, keys + Order::key(lane, i) * kDim + Order::byte(lane, i));
+      }
+    } else {
+      const auto at = [&](int key) { return contiguous(p, source, first + key); };
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scales[i] = p.scales + at(16 * c + g + 8 * i);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i)
+        take(i, p.keys + at(i / 4 * 16 + Order::key(lane, i % 4)) * p.page_bytes + Order::byte(lane, i % 4));
+    }
+    scale[0] = __ldg(scales[0]), scale[1] = __ldg(scales[1]);
+  }
+  // By the lanes of a warp, to s_keys, laid out as heads are; committed.
+  __device__ void copy(const CudaScoreParams& p, Place place, int source, int first, int lane, unsigned char* s_keys) {
+    const std::uint32_t to = part_place(s_keys, lane);
+    fetch<ForMemory>(p, place, source, first, lane, [&](int i, const unsigned char* from) {
+      cuda::cp_async_16(to + static_cast<unsigned>(i) * 4 * kDim, from, 16);
+    });
+    cuda::cp_async_commit();
+  }
+  // Of a tile in one page: its scales; where the lane's first part is. The others, as copy takes them, by copy_part.
+  __device__ const unsigned char* open(const CudaScoreParams& p, Place place, int lane) {
+    missing = place.physical < 0 || place.physical >= p.pages;
+    const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
+    const float* const scales = reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) +
+                                place.inside + 16 * (lane % 4) + lane / 4;
+    scale[0] = __ldg(scales), scale[1] = __ldg(scales + 8);
+    return page + (place.inside + ForMemory::key(lane, 0)) * kDim + ForMemory::byte(lane, 0);
+  }
+  __device__ static void copy_part(int i, const unsigned char* from, std::uint32_t to, int bytes) {
+    cuda::cp_async_16(to + static_cast<unsigned>(i) * 4 * kDim, from + i * 4 * kDim, bytes);
+  }
+  __device__ static std::uint32_t part_place(unsigned char* s_keys, int lane) {
+    return cuda::shared_address(s_keys) + static_cast<unsigned>(place_of_piece(lane / 8, lane % 8));
+  }
+  using Parts = uint4[kParts];
+  __device__ void take(Parts& part, const unsigned char* s_keys, int lane) {
+    const unsigned char* const from[2] = {s_keys + place_of_piece(lane / 4, lane % 4),
+                                          s_keys + place_of_piece(lane / 4, lane % 4 + 4)};
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) part[i] = *reinterpret_cast<const uint4*>(from[i % 2] + i / 2 * 8 * kDim);
+    scale[0] *= Words::kFactor, scale[1] *= Words::kFactor;
+  }
+  __device__ void set(const Parts& part) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) key[t][half].set(part[4 * t + 2 * half], part[4 * t + 2 * half + 1]);
+  }
+  __device__ void load(const CudaScoreParams& p, int source, int first, int end, int lane) {
+    Parts part;
+    fetch<ForRegisters>(
+        p, find(p, source, first, end, lane), source, first, lane,
+        [&](int i, const unsigned char* from) { part[i] = __ldg(reinterpret_cast<const uint4*>(from)); });
+    scale[0] *= Words::kFactor, scale[1] *= Words::kFactor;
+    set(part);
+  }
+
+  // Adds heads 8 n .. 8 n + 15; between() is called when what waited has been added.
+  template <class Between>
+  __device__ void add_heads(Sums& sums, const unsigned char* heads, const float* weights, int n, int lane,
+                            Between&& between) const {
+    const auto weights_of = [&](int i) { return *reinterpret_cast<const float2*>(weights + i * 8 + 2 * (lane % 4)); };
+    Dots dot;
+    multiply(heads, n, lane, dot);
+    sums.add_waiting();
+    between();
+    multiply(heads, n + 1, lane, sums.waiting);
+    sums.add(weights_of(n), dot);
+    sums.weights = weights_of(n + 1);
+  }
+
+  // The first sixteen heads of a row, while keys become words, each where it is multiplied first. between(step) is called
+  // after the products of each step.
+  template <class Between>
+  __device__ void set_and_add_heads(Sums& sums, const Parts& part, const unsigned char* heads, const float* weights,
+                                    int lane, Between&& between) {
+    const auto weights_of = [&](int i) { return *reinterpret_cast<const float2*>(weights + i * 8 + 2 * (lane % 4)); };
+    Dots dot;
+    Words b[2];
+    load_head(b[0], heads, 0, lane), load_head(b[1], heads, 1, lane);
+    setting_steps<0>(part, dot, sums.waiting, b, between);
+    sums.add(weights_of(0), dot);
+    sums.weights = weights_of(1);
+  }
+
+ private:
   __device__ static std::int64_t contiguous(const CudaScoreParams& p, int source, std::int64_t key) {
     return min(max(source + key, std::int64_t{0}), p.n - 1);
   }
@@ -303,16 +374,24 @@ struct WarpKeys {
     load_head(b, heads, n, lane);
     steps<0>(dot, b);
   }
+  template <int Step, class Between>
+  __device__ void setting_steps(const Parts& part, Dots& dot, Dots& second, const Words (&b)[2], Between& between) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        key[t][half].template set_step<Step>(part[4 * t + 2 * half], part[4 * t + 2 * half + 1]);
+      Words::template mma<Step>(dot[t], key[t][0], key[t][1], b[0]);
+      Words::template mma<Step>(second[t], key[t][0], key[t][1], b[1]);
+    }
+    between(std::integral_constant<int, Step>{});
+    if constexpr (Step + 1 < Words::kSteps) setting_steps<Step + 1>(part, dot, second, b, between);
+  }
   template <int Step>
   __device__ void steps(Dots& dot, const Words& b) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) Words::template mma<Step>(dot[t], key[t][0], key[t][1], b);
     if constexpr (Step + 1 < Words::kSteps) steps<Step + 1>(dot, b);
-  }
-  // This lane's share of two sums over it and its partner.
-  __device__ static float exchange(float first, float second, bool take_second, int partner) {
-    const float mine = take_second ? second : first, other = take_second ? first : second;
-    return mine + __shfl_xor_sync(~0u, other, partner);
   }
 };
 

@@ -247,11 +247,113 @@ struct PassTile {
   static constexpr int kColumnBytes = Words::kHeadBytes + 4;
 };
 
+// A warp's share of the tiles of a unit: every kWarps-th of [first, upto), in keys.
+template <class Tile>
+struct Pass {
+  using Keys = typename Tile::Keys;
+  using Sums = typename Keys::Sums;
+  static constexpr int kHeadBytes = Tile::Words::kHeadBytes, kStep = Tile::kWarps * Keys::kKeys;
+  const CudaScoreParams& p;
+  const int unit, fold, padded, longest, source, first, upto, lane;
+  unsigned char *const s_mine, *const s_heads;
+  float* const s_weights;
+  Keys next;                     // but for the keys themselves
+  typename Keys::Place place{};  // of those after them
+
+  // Starts the copy of the tile at `at`, whose place was found.
+  __device__ void fetch(int at) {
+    __syncwarp();
+    next.copy(p, place, source, at, lane, s_mine);
+    if (at + kStep < upto) place = Keys::find(p, source, at + kStep, longest, lane);
+  }
+  __device__ void start() {
+    if (first >= upto) return;
+    place = Keys::find(p, source, first, longest, lane);
+    fetch(first);
+  }
+  __device__ void add_row(const Keys& keys, Sums& sums, int i, int n) const {
+#pragma unroll 1
+    for (; n < padded / 8; n += 2)
+      keys.add_heads(sums, s_heads + i * padded * kHeadBytes, s_weights + i * padded, n, lane, [] {});
+  }
+  __device__ void finish_row(const Keys& keys, Sums& sums, int i, int at) const {
+    const int row = unit * fold + i;
+    sums.add_waiting();
+    keys.store(p, sums, row, fold == 1 ? longest : length_of(p, row), at, lane);
+  }
+  __device__ void run() {
+    int at = first;
+#pragma unroll 1
+    for (; at < upto; at += kStep) {
+      cuda::cp_async_wait<0>();
+      __syncwarp();
+      Keys keys = next;
+      typename Keys::Parts part;
+      keys.take(part, s_mine, lane);
+      if (at + kStep < upto) fetch(at + kStep);
+      int i = 0;
+      if constexpr (Tile::kSets) {
+        Sums sums{};
+        keys.set_and_add_heads(sums, part, s_heads, s_weights, lane, [](auto) {});
+        add_row(keys, sums, 0, 2);
+        finish_row(keys, sums, 0, at);
+        i = 1;
+      } else {
+        keys.set(part);
+      }
+#pragma unroll 1
+      for (; i < fold; ++i) {
+        Sums sums{};
+        add_row(keys, sums, i, 0);
+        finish_row(keys, sums, i, at);
+      }
+    }
+  }
+  // Where one row has the keys and they lie in pages of a multiple of kKeys: without a branch, so that the next tile's
+  // copies and the last one's scores find their places among the products.
+  __device__ void run_whole() {
+    typename Keys::Tail last{};
+    Sums waiting{};
+    int of_last = 0, upto_last = 0;  // the tile whose scores wait, and the length that it is stored by: none so far
+    const std::uint32_t to = Keys::part_place(s_mine, lane);
+    if (first < upto) place = Keys::find_whole(p, source, first + kStep, first + kStep < upto ? longest : 0);
+    int at = first;
+#pragma unroll 1
+    for (; at < upto; at += kStep) {
+      cuda::cp_async_wait<0>();
+      __syncwarp();
+      Keys keys = next;
+      typename Keys::Parts part;
+      keys.take(part, s_mine, lane);
+      __syncwarp();
+      const int bytes = at + kStep < upto ? 16 : 0;
+      const unsigned char* const from = next.open(p, place, lane);
+      place = Keys::find_whole(p, source, at + 2 * kStep, at + 2 * kStep < upto ? longest : 0);
+      Sums sums{};
+      keys.set_and_add_heads(sums, part, s_heads, s_weights, lane, [&](auto step) {
+        constexpr int kEach = Keys::kParts / Tile::Words::kSteps;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) Keys::copy_part(step * kEach + i, from, to, bytes);
+        if constexpr (step == 0) {
+          waiting.add_waiting();
+          last.store(p, waiting, unit, upto_last, of_last, lane);
+        }
+      });
+      cuda::cp_async_commit();
+      add_row(keys, sums, 0, 2);
+      waiting = sums, last = keys, of_last = at, upto_last = longest;
+    }
+    cuda::cp_async_wait<0>();
+    waiting.add_waiting();
+    last.store(p, waiting, unit, upto_last, of_last, lane);
+  }
+};
+
 template <class Arch, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const __grid_constant__ CudaScoreParams p,
                                                                            int fold) {
   using Keys = typename Tile::Keys;
-  constexpr int kHeadBytes = Tile::Words::kHeadBytes, kStep = Tile::kWarps * Keys::kKeys;
+  constexpr int kHeadBytes = Tile::Words::kHeadBytes;
   extern __shared__ __align__(1024) unsigned char smem[];
   const int thread = threadIdx.x, lane = thread % 32, padded = padded_heads(p.heads);
   unsigned char* const s_mine = smem + thread / 32 * Keys::kKeys * kDim;  // of this warp's keys
@@ -263,47 +365,32 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void pass_kernel(const
                     [&](int unit) { return (longest_of_unit(p, unit, fold) + Keys::kKeys - 1) / Keys::kKeys; }};
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   units.share(cta, ctas, [&](int unit, int begin, int end, bool) {
-    const int longest = longest_of_unit(p, unit, fold), source = source_of(p, unit * fold);
-    int first = (begin + thread / 32) * Keys::kKeys;
-    const int upto = end * Keys::kKeys;
-    Keys next;                     // but for the keys themselves
-    typename Keys::Place place{};  // of those
-    const auto fetch = [&](int at) {
-      __syncwarp();
-      next.copy(p, place, source, at, lane, s_mine);
-      if (at + kStep < upto) place = Keys::find(p, source, at + kStep, longest, lane);
-    };
-    if (first < upto) place = Keys::find(p, source, first, longest, lane), fetch(first);
+    QueryPart<typename Tile::Words, Tile::kThreads> query;
+    query.read(p, unit * fold, thread);  // before the keys, behind which it would wait
+    Pass<Tile> pass{p,
+                    unit,
+                    fold,
+                    padded,
+                    longest_of_unit(p, unit, fold),
+                    source_of(p, unit * fold),
+                    (begin + thread / 32) * Keys::kKeys,
+                    end * Keys::kKeys,
+                    lane,
+                    s_mine,
+                    s_heads,
+                    s_weights};
+    pass.start();
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < fold; ++i) {
-      const int row = unit * fold + i;
-      unsigned char* const heads = s_heads + i * padded * kHeadBytes;
-      float* const weights = s_weights + i * padded;
-      if constexpr (Tile::kSets) set_query(p, row, padded, heads, weights, thread, Tile::kThreads);
-      else copy_query(p, row, padded, heads, weights, thread, Tile::kThreads);
+      if (i > 0) query.read(p, unit * fold + i, thread);
+      query.write(padded, s_heads + i * padded * kHeadBytes, s_weights + i * padded, thread);
     }
-    cuda::cp_async_commit();
-    cuda::cp_async_wait<0>();
     __syncthreads();
-#pragma unroll 1
-    for (; first < upto; first += kStep) {
-      cuda::cp_async_wait<0>();
-      __syncwarp();
-      Keys keys = next;
-      keys.take(s_mine, lane);
-      if (first + kStep < upto) fetch(first + kStep);
-#pragma unroll 1
-      for (int i = 0; i < fold; ++i) {
-        typename Keys::Sums sums{};
-#pragma unroll 1
-        for (int n = 0; n < padded / 8; n += 2)
-          keys.add_heads(sums, s_heads + i * padded * kHeadBytes, s_weights + i * padded, n, lane, [] {});
-        sums.add_waiting();
-        const int row = unit * fold + i;
-        keys.store(p, sums, row, fold == 1 ? longest : length_of(p, row), first, lane);
-      }
+    if constexpr (Tile::kSets) {
+      if (fold == 1 && p.table && p.page_shift >= Keys::kShift) return pass.run_whole();
     }
+    pass.run();
   });
   if (p.fill) fill_rows(p, 0, p.rows, thread, Tile::kThreads);
 }
