@@ -66,15 +66,16 @@ PassVariant ring(const char* name) {
 const HeldVariant kHeld[] = {rows<RowsTile<9, 4>>("wgmma 9 x 4"), rows<RowsTile<10, 3>>("wgmma 10 x 3"),
                              held<Fp8, HeldTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
                              held<F16, HeldTile<F16, 4, 2, 2>>("f16 4 x 2")};
-const PassVariant kPass[] = {ring<RingTile<2, 2, 8>, RingTile<1, 2, 8>>("wgmma 2 x 2 x 8"),
-                             ring<RingTile<1, 2, 8>, RingTile<1, 1, 8>>("wgmma 1 x 2 x 8"),
-                             pass<Fp8, PassTile<Fp8, 4, 2>>("fp8 4 x 2"), pass<F16, PassTile<F16, 4, 2>>("f16 4 x 2")};
+const PassVariant kPass[] = {
+    ring<RingTile<2, 2, 8>, RingTile<1, 2, 8>>("wgmma 2 x 2 x 8"),
+    ring<RingTile<1, 2, 8>, RingTile<1, 1, 8>>("wgmma 1 x 2 x 8"), pass<Fp8, PassTile<Fp8, 4, 2, 4>>("fp8 4 x 2"),
+    pass<F16, PassTile<F16, 4, 2, 4>>("f16 4 x 2, 64 keys"), pass<F16, PassTile<F16, 4, 3, 2>>("f16 4 x 3, 32 keys")};
 const char* const kMath[] = {"wgmma", "fp8", "f16"};
 bool of_math(const char* name, int math) { return std::strncmp(name, kMath[math], std::strlen(kMath[math])) == 0; }
 int math_of(const char* name) { return of_math(name, 0) ? 0 : of_math(name, 1) ? 1 : 2; }
 int multiprocessors = 132;
-// Of an H200. TFLOP/s of the products alone, by kMath: wgmma e4m3 by the data sheet; mma.sync as this compiler makes it
-// (of fp8 f16 on sm_90), measured by measure_products. TB/s of a copy.
+// Of an H200. TFLOP/s that scores can have, by kMath: wgmma e4m3 by the data sheet; mma.sync as this compiler makes it
+// (of fp8 f16 on sm_90) and the sums of its dots, measured by measure_products. TB/s of a copy.
 double products_tflops[] = {1979, 0, 0};
 constexpr double kCopyTbps = 3.96;
 const char *only = "", *only_case = "";  // parts of the names of the variants and cases to time
@@ -328,9 +329,11 @@ __global__ void fill_scales(unsigned char* pages, int page_count, int page) {
         0.5f + static_cast<float>(mix(i + 99u) >> 40) * 0x1p-24f;
 }
 
-// The products of WarpKeys::scores and nothing else.
-template <class Words>
+// Products of registers; with Adds their dots are added up too, by two instructions each. f16 adds to the same dots all
+// along. Of fp8, which this compiler makes f16, heads change, as otherwise it would multiply once.
+template <class Words, bool Adds>
 __global__ __launch_bounds__(128, 2) void products_kernel(float* out, int rounds) {
+  constexpr bool kFp8 = std::is_same_v<Words, Fp8Words>;
   Words a[4][2], b;
 #pragma unroll
   for (int i = 0; i < 2 * Words::kSteps; ++i) {
@@ -338,30 +341,66 @@ __global__ __launch_bounds__(128, 2) void products_kernel(float* out, int rounds
     for (int t = 0; t < 8; ++t) a[t / 2][t % 2].w[i] = mix(threadIdx.x + 256 * i + t) & 0x37373737u;
     b.w[i] = mix(threadIdx.x + 7777 * i) & 0x37373737u;
   }
-  float dot[4][4], sum = 0;
+  const float weight = normal(threadIdx.x);
+  float dot[4][4] = {}, sum[8] = {};
 #pragma unroll 1
   for (int r = 0; r < rounds; ++r)
     [&]<int... step>(std::integer_sequence<int, step...>) {
-      ((b.w[2 * step] ^= static_cast<unsigned>(r) & 0x01010101u), ...);
+      if constexpr (kFp8) ((b.w[2 * step] ^= static_cast<unsigned>(r) & 0x01010101u), ...);
       const auto one = [&](auto i) {
+        constexpr int kStep = decltype(i)::value;
 #pragma unroll
-        for (int t = 0; t < 4; ++t) Words::template mma<decltype(i)::value>(dot[t], a[t][0], a[t][1], b);
+        for (int t = 0; t < 4; ++t) Words::template mma<(kFp8 || kStep > 0) ? kStep : 1>(dot[t], a[t][0], a[t][1], b);
       };
       (one(std::integral_constant<int, step>{}), ...);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) sum += dot[i / 4][i % 4];
+      for (int i = 0; i < 16; ++i) {
+        const float x = dot[i / 4][i % 4];
+        if constexpr (Adds) sum[i / 2] = fmaf(weight, x + fabsf(x), sum[i / 2]);
+        else if constexpr (kFp8) sum[i / 2] += x;
+      }
     }(std::make_integer_sequence<int, Words::kSteps>{});
-  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+  float all = 0;
+  for (int i = 0; i < 16; ++i) all += dot[i / 4][i % 4] + sum[i / 2];
+  out[blockIdx.x * blockDim.x + threadIdx.x] = all;
 }
-template <class Words>
+template <class Words, bool Adds>
 double measure_products(Timer& timer) {
   constexpr int kRounds = 4000;
   float* out = make<float>(static_cast<std::size_t>(2 * multiprocessors) * 128);
-  const float us =
-      timer.flushed([&](cudaStream_t s) { products_kernel<Words><<<2 * multiprocessors, 128, 0, s>>>(out, kRounds); })
-          .us;
+  auto* const kernel = &products_kernel<Words, Adds>;
+  const float us = timer.flushed([&](cudaStream_t s) { kernel<<<2 * multiprocessors, 128, 0, s>>>(out, kRounds); }).us;
   GOOD(cudaFree(out));
   return 2.0 * multiprocessors * 4 * kRounds * (4 * 16 * 8 * kDim * 2) / us * 1e-6;
+}
+
+// Reads and nothing else, Loads times 16 bytes of a thread on their way.
+template <int Loads>
+__global__ __launch_bounds__(1024, 2) void read_kernel(const uint4* x, std::size_t n, unsigned* out) {
+  const std::size_t threads = std::size_t{gridDim.x} * blockDim.x;
+  unsigned sum = 0;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += Loads * threads) {
+    uint4 part[Loads] = {};
+#pragma unroll
+    for (int k = 0; k < Loads; ++k)
+      if (i + k * threads < n) part[k] = __ldg(x + i + k * threads);
+#pragma unroll
+    for (int k = 0; k < Loads; ++k) sum += part[k].x ^ part[k].y ^ part[k].z ^ part[k].w;
+  }
+  if (sum == 0x9E3779B9u) *out = sum;  // so that the reads stay
+}
+// What a kernel takes that reads these bytes, the fastest of some: start, latency and all.
+float measure_read(Timer& timer, const unsigned char* bytes, std::size_t n) {
+  const auto* x = reinterpret_cast<const uint4*>(bytes);
+  unsigned* out = make<unsigned>(1);
+  float us = 1e30f;
+  for (int ctas : {1, 2}) {
+    const int all = ctas * multiprocessors;
+    us = std::min(us, timer.flushed([&](cudaStream_t s) { read_kernel<2><<<all, 1024, 0, s>>>(x, n / 16, out); }).us);
+    us = std::min(us, timer.flushed([&](cudaStream_t s) { read_kernel<4><<<all, 1024, 0, s>>>(x, n / 16, out); }).us);
+  }
+  GOOD(cudaFree(out));
+  return us;
 }
 
 void bench_prefill(Timer& timer, int heads, int rows, int keys) {
@@ -392,8 +431,8 @@ void bench_prefill(Timer& timer, int heads, int rows, int keys) {
     if (!of_math(v.name, 0) && keys > 65536) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, stream); }).us;
     const double tflops = pairs * heads * 256 / us * 1e-6;
-    std::printf("%s %s: %.0f us, %.0f TFLOP/s, %.0f %% of the products' rate\n", name.c_str(), v.name, us, tflops,
-                100 * tflops / products_tflops[math_of(v.name)]);
+    std::printf("%s %s: %.0f us, %.0f TFLOP/s, %.0f %% of the rate of products and sums\n", name.c_str(), v.name, us,
+                tflops, 100 * tflops / products_tflops[math_of(v.name)]);
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
@@ -433,13 +472,17 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
   p.rows_per_source = 1, p.lengths = d_lengths, p.rows = rows, p.heads = heads, p.logits_row = longest,
   p.width = longest;
   p.logits = make<float>(static_cast<std::size_t>(rows) * longest);
+  const float read_us = measure_read(timer, k, static_cast<std::size_t>(bytes));
   for (const auto& v : kPass) {
     if (!std::strstr(v.name, only)) continue;
     const float us = timer.flushed([&](cudaStream_t stream) { launch(v, p, 1, stream); }).us;
-    const double floor =
-        std::max(bytes / kCopyTbps, bytes / 132 * heads * 256 / products_tflops[math_of(v.name)]) * 1e-6;
-    std::printf("%s %s: %.1f us, %.2f TB/s, %.0f %% of the floor's %.1f us\n", name.c_str(), v.name, us,
-                bytes / us * 1e-6, 100 * floor / us, floor);
+    const double products_us = bytes / 132 * heads * 256 / products_tflops[math_of(v.name)] * 1e-6,
+                 floor = std::max(bytes / kCopyTbps * 1e-6, products_us),
+                 kernel_floor = std::max(static_cast<double>(read_us), products_us);
+    std::printf(
+        "%s %s: %.1f us, %.2f TB/s, %.0f %% of the floor's %.1f us; of a kernel that only reads, %.1f us, "
+        "or multiplies: %.0f %%\n",
+        name.c_str(), v.name, us, bytes / us * 1e-6, 100 * floor / us, floor, read_us, 100 * kernel_floor / us);
   }
   for (const void* d :
        {static_cast<const void*>(q), static_cast<const void*>(k), static_cast<const void*>(w),
@@ -449,8 +492,10 @@ void bench_decode(Timer& timer, int heads, const std::vector<int>& lengths, cons
 
 int bench() {
   Timer timer;
-  products_tflops[1] = measure_products<Fp8Words>(timer), products_tflops[2] = measure_products<F16Words>(timer);
-  std::printf("products alone: %.0f TFLOP/s of fp8, %.0f of f16\n", products_tflops[1], products_tflops[2]);
+  products_tflops[1] = measure_products<Fp8Words, true>(timer);
+  products_tflops[2] = measure_products<F16Words, true>(timer);
+  std::printf("products of registers and their sums: %.0f TFLOP/s of fp8, %.0f of f16; f16 products alone %.0f\n",
+              products_tflops[1], products_tflops[2], measure_products<F16Words, false>(timer));
   for (int heads : {32, 64}) {
     bench_prefill(timer, heads, 4096, 32768);
     bench_prefill(timer, heads, 2048, 131072);

@@ -69,11 +69,13 @@ ConfigKernels make_kernels() {
     kernels.pass[1][1] = ring_kernel_of<Arch, SomeRows, Columns<64, 2>, 4>();
   } else {
     using Held = HeldTile<Arch, 4, 2, Arch::kFp8Mma ? 4 : 2>;
-    using Pass = PassTile<Arch, 4, 2>;
+    using Pass = PassTile<Arch, 4, 2, 4>;
+    using FewHeads = std::conditional_t<Arch::kFp8Mma, Pass, PassTile<Arch, 4, 3, 2>>;
     static_assert(Held::kCtas * (sizeof(HeldSmem<Held>) + 1024) <= Arch::kSmemBytes + 1024);
     for (HeldKernel& held : kernels.held) held = held_kernel_of<Arch, Held>();
     for (auto& some : kernels.pass)
       for (PassKernel& pass : some) pass = pass_kernel_of<Arch, Pass>();
+    kernels.pass[0][0] = pass_kernel_of<Arch, FewHeads>();
   }
   kernels.write_keys = reinterpret_cast<const void*>(&write_keys_kernel<Arch>);
   kernels.write_layer = reinterpret_cast<const void*>(&write_layer_kernel<Arch>);

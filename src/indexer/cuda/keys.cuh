@@ -164,20 +164,21 @@ struct QueryPart {
 
 // ---- keys of a warp ---------------------------------------------------------------------------------
 
-// kTiles of 16 keys. Heads come sixteen at a time.
-inline constexpr int kTiles = 4;
-using Dots = float[kTiles][4];
+// Tiles of 16 keys: two, or four. Heads come sixteen at a time.
+template <int Tiles>
+using Dots = float[Tiles][4];
 
 // Of a row: over heads in ascending order, by pairs of heads in eight. Of sixteen heads the second eight wait, to be
 // added up while the next are multiplied.
+template <int Tiles>
 struct Sums {
-  float sum[kTiles][2] = {};
-  Dots waiting = {};
+  float sum[Tiles][2] = {};
+  Dots<Tiles> waiting = {};
   float2 weights = {0, 0};  // of those that wait
 
-  __device__ void add(float2 w, const Dots& dot) {
+  __device__ void add(float2 w, const Dots<Tiles>& dot) {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int t = 0; t < Tiles; ++t) {
       sum[t][0] = fmaf(w.x, dot[t][0] + fabsf(dot[t][0]), sum[t][0]);
       sum[t][1] = fmaf(w.x, dot[t][2] + fabsf(dot[t][2]), sum[t][1]);
       sum[t][0] = fmaf(w.y, dot[t][1] + fabsf(dot[t][1]), sum[t][0]);
@@ -192,24 +193,38 @@ struct Sums {
 };
 
 // What of a warp's keys outlives their products.
+template <int Tiles>
 struct KeyTail {
-  float scale[2];  // of this lane's scores: keys g and g + 8 of tile c
-  bool missing;    // their page lies nowhere
+  static_assert(Tiles == 2 || Tiles == 4);
+  static constexpr int kScores = Tiles / 2;  // of a lane
+  float scale[kScores];
+  bool missing;  // their page lies nowhere
 
+  // The key of score i of a lane: g and g + 8 of tile c, or, of two tiles, g + 8 (c / 2) of tile c % 2.
+  __device__ static int scored(int lane, int i) {
+    const int c = lane % 4;
+    return lane / 4 + (Tiles == 4 ? 16 * c + 8 * i : 16 * (c % 2) + 8 * (c / 2));
+  }
   // Stores a row's scores: the four lanes of a key add up, and each keeps its share of the keys.
-  __device__ void store(const CudaScoreParams& p, const Sums& sums, int row, int length, int first, int lane) const {
+  __device__ void store(const CudaScoreParams& p, const Sums<Tiles>& sums, int row, int length, int first,
+                        int lane) const {
     const auto& sum = sums.sum;
-    float pair[2][2];
+    float pair[2][kScores];
 #pragma unroll
-    for (int t = 0; t < 2; ++t)
+    for (int t = 0; t < 2; ++t) {
+      if constexpr (Tiles == 2) {
+        pair[t][0] = exchange(sum[t][0], sum[t][1], lane & 2, 2);
+      } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) pair[t][half] = exchange(sum[t][half], sum[t + 2][half], lane & 2, 2);
-    const int mine = first + 16 * (lane % 4) + lane / 4;
+        for (int half = 0; half < 2; ++half) pair[t][half] = exchange(sum[t][half], sum[t + 2][half], lane & 2, 2);
+      }
+    }
+    const int mine = first + scored(lane, 0);
     float* const logits = p.logits + row * p.logits_row + mine;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float score = scale[half] * exchange(pair[0][half], pair[1][half], lane & 1, 1);
-      if (mine + 8 * half < length) logits[8 * half] = missing ? -INFINITY : score;
+    for (int i = 0; i < kScores; ++i) {
+      const float score = scale[i] * exchange(pair[0][i], pair[1][i], lane & 1, 1);
+      if (mine + 8 * i < length) logits[8 * i] = missing ? -INFINITY : score;
     }
   }
 
@@ -221,35 +236,35 @@ struct KeyTail {
   }
 };
 
-template <class Words>
-struct WarpKeys : KeyTail {
-  static constexpr int kShift = 6, kKeys = 1 << kShift;
-  static_assert(kKeys == 16 * kTiles);
+template <class Words, int Tiles = 4>
+struct WarpKeys : KeyTail<Tiles> {
+  static constexpr int kTiles = Tiles, kKeys = 16 * kTiles, kShift = Tiles == 4 ? 6 : 5;
   static constexpr int kParts = 4 * kTiles;  // of 16 bytes, that a lane has
-  using Tail = KeyTail;
-  using Sums = indexer::Sums;
+  using Tail = KeyTail<Tiles>;
+  using Sums = indexer::Sums<Tiles>;
+  using Dots = indexer::Dots<Tiles>;
+  using Tail::missing, Tail::scale, Tail::kScores, Tail::scored;
   Words key[kTiles][2];  // rows g and g + 8
 
-  // Where the page of this lane's scores lies.
+  // Where the page of a tile lies, -1 for nowhere, and the tile in it.
   struct Place {
     int physical, inside;
-    bool missing;
   };
   // Of keys first .. first + kKeys - 1 of a source; those from `end` on need not exist.
   __device__ static Place find(const CudaScoreParams& p, int source, int first, int end, int lane) {
-    Place place{0, 0, false};
+    Place place{-1, 0};
     if (!p.table) return place;
-    const int mine = first + 16 * (lane % 4);  // a page is a multiple of 16 keys, so a tile lies in one
+    const int mine = first + 16 * (lane % kTiles);  // a page is a multiple of 16 keys, so a tile lies in one
     const int page = p.page_shift >= 0 ? mine >> p.page_shift : mine / p.page_size;
     place.inside = mine - page * p.page_size;
-    place.missing = source < 0 || source >= p.requests || mine >= end || page >= p.table_pages;
-    if (!place.missing) place.physical = __ldg(p.table + source * p.table_row + page);
+    if (source >= 0 && source < p.requests && mine < end && page < p.table_pages)
+      place.physical = __ldg(p.table + source * p.table_row + page);
     return place;
   }
   // The same where a page has a multiple of kKeys keys, as `first` is one: all of them lie in one page.
   __device__ static Place find_whole(const CudaScoreParams& p, int source, int first, int end) {
     const int page = first >> p.page_shift;
-    Place place{-1, first & (p.page_size - 1), false};
+    Place place{-1, first & (p.page_size - 1)};
     if (source >= 0 && source < p.requests && first < end && page < p.table_pages)
       place.physical = __ldg(p.table + source * p.table_row + page);
     return place;
@@ -266,14 +281,13 @@ struct WarpKeys : KeyTail {
   // take(i, address) of each part; scales and what is missing. What is missing is read as some other key.
   template <class Order, class Take>
   __device__ void fetch(const CudaScoreParams& p, Place place, int source, int first, int lane, Take&& take) {
-    const int g = lane / 4, c = lane % 4;
-    missing = p.table && (place.missing || place.physical < 0 || place.physical >= p.pages);
-    const float* scales[2];
+    missing = p.table && (place.physical < 0 || place.physical >= p.pages);
+    const float* scales[kScores];
     if (p.table) {
       const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
-      scales[0] =
-          reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) + place.inside + g;
-      scales[1] = scales[0] + 8;
+      scales[0] = reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) + place.inside +
+                  scored(lane, 0) - 16 * (lane % kTiles);
+      scales[kScores - 1] = scales[0] + 8 * (kScores - 1);
       const auto mine = reinterpret_cast<unsigned long long>(page + static_cast<std::int64_t>(place.inside) * kDim);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -284,12 +298,13 @@ struct WarpKeys : KeyTail {
     } else {
       const auto at = [&](int key) { return contiguous(p, source, first + key); };
 #pragma unroll
-      for (int i = 0; i < 2; ++i) scales[i] = p.scales + at(16 * c + g + 8 * i);
+      for (int i = 0; i < kScores; ++i) scales[i] = p.scales + at(scored(lane, i));
 #pragma unroll
       for (int i = 0; i < kParts; ++i)
         take(i, p.keys + at(i / 4 * 16 + Order::key(lane, i % 4)) * p.page_bytes + Order::byte(lane, i % 4));
     }
-    scale[0] = __ldg(scales[0]), scale[1] = __ldg(scales[1]);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scale[i] = __ldg(scales[i]);
   }
   // By the lanes of a warp, to s_keys, laid out as heads are; committed.
   __device__ void copy(const CudaScoreParams& p, Place place, int source, int first, int lane, unsigned char* s_keys) {
@@ -304,8 +319,9 @@ struct WarpKeys : KeyTail {
     missing = place.physical < 0 || place.physical >= p.pages;
     const unsigned char* const page = p.keys + (missing ? 0 : place.physical) * p.page_bytes;
     const float* const scales = reinterpret_cast<const float*>(page + static_cast<std::int64_t>(p.page_size) * kDim) +
-                                place.inside + 16 * (lane % 4) + lane / 4;
-    scale[0] = __ldg(scales), scale[1] = __ldg(scales + 8);
+                                place.inside + scored(lane, 0);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scale[i] = __ldg(scales + 8 * i);
     return page + (place.inside + ForMemory::key(lane, 0)) * kDim + ForMemory::byte(lane, 0);
   }
   __device__ static void copy_part(int i, const unsigned char* from, std::uint32_t to, int bytes) {
@@ -320,7 +336,7 @@ struct WarpKeys : KeyTail {
                                           s_keys + place_of_piece(lane / 4, lane % 4 + 4)};
 #pragma unroll
     for (int i = 0; i < kParts; ++i) part[i] = *reinterpret_cast<const uint4*>(from[i % 2] + i / 2 * 8 * kDim);
-    scale[0] *= Words::kFactor, scale[1] *= Words::kFactor;
+    apply_factor();
   }
   __device__ void set(const Parts& part) {
 #pragma unroll
@@ -333,7 +349,7 @@ struct WarpKeys : KeyTail {
     fetch<ForRegisters>(
         p, find(p, source, first, end, lane), source, first, lane,
         [&](int i, const unsigned char* from) { part[i] = __ldg(reinterpret_cast<const uint4*>(from)); });
-    scale[0] *= Words::kFactor, scale[1] *= Words::kFactor;
+    apply_factor();
     set(part);
   }
 
@@ -366,6 +382,10 @@ struct WarpKeys : KeyTail {
   }
 
  private:
+  __device__ void apply_factor() {
+#pragma unroll
+    for (float& x : scale) x *= Words::kFactor;
+  }
   __device__ static std::int64_t contiguous(const CudaScoreParams& p, int source, std::int64_t key) {
     return min(max(source + key, std::int64_t{0}), p.n - 1);
   }

@@ -237,10 +237,10 @@ __device__ inline void fill_rows(const CudaScoreParams& p, int begin, int end, i
 }
 
 // A warp's next keys are on their way to its own shared memory while these are multiplied.
-template <class Arch, int Warps, int Ctas>
+template <class Arch, int Warps, int Ctas, int Tiles>
 struct PassTile {
   using Words = std::conditional_t<Arch::kFp8Mma, Fp8Words, F16Words>;
-  using Keys = WarpKeys<Words>;
+  using Keys = WarpKeys<Words, Tiles>;
   static constexpr bool kSets = Words::kHeadBytes > kDim;
   static constexpr int kWarps = Warps, kThreads = 32 * Warps, kCtas = Ctas;
   static constexpr int kFixedBytes = Warps * Keys::kKeys * kDim;
