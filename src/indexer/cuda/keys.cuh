@@ -367,7 +367,7 @@ struct WarpKeys : KeyTail<Tiles> {
     sums.weights = weights_of(n + 1);
   }
 
-  // The first sixteen heads of a row, while keys become words, each where it is multiplied first. between(step) is called
+  // The first sixteen heads of a row, while keys become words, each before its first product. between(step) is called
   // after the products of each step.
   template <class Between>
   __device__ void set_and_add_heads(Sums& sums, const Parts& part, const unsigned char* heads, const float* weights,
