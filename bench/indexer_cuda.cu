@@ -286,7 +286,7 @@ int test() {
   std::uint64_t seed = 1;
   const int all = multiprocessors;
   for (int heads : {1, 8, 12, 32, 64})
-    for (int page : {16, 64, 48, 256, 0})
+    for (int page : {16, 32, 64, 48, 256, 0})
       for (const Case& c :
            {Case{3, 1, heads, page, 700, true, false, false}, Case{2, 4, heads, page, 330, false, false, false},
             Case{3, 2, heads, page, 400, true, true, true}, Case{2, 70, heads, page, 150, false, false, false},
