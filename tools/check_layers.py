@@ -27,7 +27,7 @@ LIBRARY = set(LAYERS) - {"bindings", "cli", "model"}  # plus src/model/geometrie
 
 # Headers of others, by room. Standard C++ headers (no dot, no slash) are free for all but NEVER_INCLUDED.
 SYSTEM = {
-    "cpu": r"omp\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h|unistd\.h|sys/syscall\.h",
+    "cpu": r"omp\.h|pthread\.h|(x86|imm|amx)intrin\.h|cpuid\.h|arm_neon\.h|unistd\.h|sys/syscall\.h",
     "cuda": r"(cuda|cub|cooperative_groups|nv)[\w/.]*",
     "bindings": r"tvm/ffi/[\w/]+\.h",
     "model": r"nlohmann/json\.hpp|fcntl\.h|unistd\.h|sys/(mman|stat)\.h",
