@@ -55,6 +55,8 @@ class HeaderReader {
     return true;
   }
   bool key(std::string& text) {
+    if (depth_ == 1) name_.clear();
+    whole(text);
     if (depth_ == 1) {
       name_ = text;
       in_metadata_ = text == "__metadata__";
@@ -75,6 +77,7 @@ class HeaderReader {
     return true;
   }
   bool string(std::string& text) {
+    whole(text);
     if (depth_ == 2 && in_metadata_) metadata[field_] = text;
     else if (depth_ == 2 && field_ == "dtype" && !in_array_) entry_->dtype = text;
     else wrong("a string");
@@ -110,6 +113,11 @@ class HeaderReader {
   }
 
  private:
+  // A message that quotes a NUL would end there.
+  void whole(const std::string& text) {
+    if (const std::size_t nul = text.find('\0'); nul != text.npos)
+      bad("names and strings must hold no NUL", "one behind '", text.substr(0, nul), "'");
+  }
   template <class... Got>
   [[noreturn]] void bad(std::string_view rule, const Got&... got) {
     throw BadFile(error_message(rule, name_.empty() ? file_ + ": header" : file_ + ": tensor " + name_, got...));

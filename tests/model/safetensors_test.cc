@@ -97,6 +97,10 @@ TEST(BadFile, HeaderThatIsNotOne) {
   for (const char* rest : {"", "junk{{{", "  "})  // a NUL ends no header
     refused_bytes(safetensors(kTwo + '\0' + rest, kTwelve),
                   {"valid JSON: got a NUL at its byte " + std::to_string(kTwo.size() + 1) + " (f)"});
+  for (const char* header :
+       {R"({"a\u0000b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})", R"({"__metadata__":{"kind":"a\u0000b"}})",
+        R"({"__metadata__":{"a\u0000b":"x"}})", R"({"c":{"dtype":"a\u0000","shape":[0],"data_offsets":[0,0]}})"})
+    refused_bytes(safetensors(header), {"must hold no NUL: got one behind 'a' (f: "});
   deep = "{\"a\":" + std::string(100'000, '{');
   refused_bytes(safetensors(deep), {"JSON"});
 }
