@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli/doctor.h"
+#include "cli/output.h"
 #include "model/config.h"
 #include "model/json.h"
 #include "model/safetensors.h"
@@ -63,7 +64,7 @@ class Keys {
 };
 
 std::string text_or(const json* value, const std::string& otherwise) {
-  return value && value->is_string() ? value->get<std::string>() : otherwise;
+  return value && value->is_string() ? printable(value->get<std::string>()) : otherwise;
 }
 
 // An object's value, or null: for files whose every key is optional.

@@ -29,7 +29,8 @@ std::string padded(const std::string& cell, std::size_t columns, Table::Align al
   return align == Table::right ? space + cell : cell + space;
 }
 
-// With code points that would move the cursor, start a line or turn the direction written as \\x...
+}  // namespace
+
 std::string printable(std::string_view message) {
   struct Range {
     std::string_view first, last;  // UTF-8, of one length
@@ -55,8 +56,6 @@ std::string printable(std::string_view message) {
   }
   return text;
 }
-
-}  // namespace
 
 Json envelope(std::string_view kind) {
   return Json{{"schema", 1}, {"kind", kind}, {"version", version()}, {"commit", commit()}};

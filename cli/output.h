@@ -51,6 +51,8 @@ void print(fmt::format_string<T...> format, T&&... values) {
 // Sends out what was printed. Throws Error if stdout could not be written; a reader that left early is no error.
 void flush();
 
+// With code points that would move the cursor, start a line or turn the direction written as \x...
+std::string printable(std::string_view message);
 // "sievemla: MESSAGE" on stderr, as one line whatever bytes it holds, and of a long one its two ends.
 void complain(std::string_view message);
 

@@ -454,5 +454,16 @@ TEST(Case26, UnknownModelIsAnAnswer) {
   }
 }
 
+TEST(Doctor, ACheckpointsNamesDoNotSteerATerminal) {
+  const std::string name("x\x1b[2J\n\0y", 8);
+  Json config = config_of("glm-5");
+  config["quantization_config"] = {{"quant_method", name}, {"kv_cache_quant_algo", name}};
+  for (const Model& model : {model_of({{"model_type", name}}), model_of(config)}) {
+    const std::string text = text_of_report(examine(on("cpu"), {}, model), {}, on("cpu"));
+    EXPECT_NE(text.find(R"(x\x1b[2)"), std::string::npos) << text;
+    EXPECT_EQ(text.find_first_of(std::string_view("\x1b\0", 2)), std::string::npos) << text;
+  }
+}
+
 }  // namespace
 }  // namespace sievemla::cli::doctor
