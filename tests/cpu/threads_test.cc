@@ -45,12 +45,14 @@ TEST(Threads, AForkedChildDoesNotWaitForItsParents) {
   EXPECT_TRUE(calls_each_once(backend));
   EXPECT_EQ(status_of_child([&] { return calls_each_once(backend) && calls_each_once(backend); }), 0);
   EXPECT_EQ(status_of_child([&] { return status_of_child([&] { return calls_each_once(backend); }) == 0; }), 0);
+#ifndef __aarch64__                // qemu-user makes no threads in a child
   EXPECT_EQ(status_of_child([&] {  // a new thread may have threads of its own
               bool good = false;
               std::thread([&] { good = calls_each_once(backend); }).join();
               return good && calls_each_once(backend);
             }),
             0);
+#endif
   EXPECT_TRUE(calls_each_once(backend));
 }
 
