@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/hopper.cuh -- the main loop for many heads on sm_90: warp groups multiply (wgmma), one gathers.
+// src/attention/cuda/hopper.cuh -- the main loop for 64 heads and fp8 rows on sm_90: two warp groups multiply (wgmma),
+// one gathers and converts.
 //
-// What it computes, and over which lanes, is attention.cuh's. A CTA serves 64 heads; its tiles have 64 rows, in two
-// stages.
-//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it; fp8 is converted on the way
+// What it computes, and over which lanes, is attention.cuh's. Tiles have 64 rows, in two stages.
+//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it
 //   warp groups 0, 1 (consumers): S = Q K^T over 32 of the rows each | barrier: the rows' peaks are known | softmax in
 //   registers, P for the other group into shared memory; O += P V over its own rows | barrier | over the other's; 256
 //   columns each
-// fp8: codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P, of which a group then
-// needs two copies, one for each 128 of its columns.
+// codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P, of which a group then needs
+// two copies, one for each 128 of its columns.
 #pragma once
 #include <cuda_bf16.h>
 
-#include "attention/cuda/merge.cuh"
-#include "attention/cuda/plan.cuh"
-#include "attention/cuda/rows.cuh"
+#include "attention/cuda/hopper_heads.cuh"
 #include "cuda/arch/tile.h"
-#include "cuda/ptx/ptx.cuh"
-#include "cuda/ptx/sm90a.cuh"
 
 namespace sievemla::stage::attention {
 
@@ -31,9 +27,9 @@ struct HopperSmem {
   alignas(1024) unsigned char rows[2][kBlocks][kBlockBytes];
   // P for the other consumer: rows are heads; columns are rows of the tile, or 32 rows by two scales. Where there is
   // room for one alone, the other lies where the stage has its rope, which no longer is needed by then.
-  static constexpr bool kBorrows = Rows::kScaled && Rows::kRope > 0;
-  alignas(1024) unsigned char weights[Rows::kScaled && !kBorrows ? 2 : 1][kBlockBytes];
-  alignas(16) float scale[2][Rows::kScaled ? 4 : 1][64];
+  static constexpr bool kBorrows = Rows::kRope > 0;
+  alignas(1024) unsigned char weights[kBorrows ? 1 : 2][kBlockBytes];
+  alignas(16) float scale[2][4][64];
   alignas(8) unsigned char live[2][8];         // bit per row: not a hole
   alignas(8) std::uint64_t full[2], empty[2];  // mbarriers
   int visible[64];                             // lanes of this part that the head may see
@@ -47,17 +43,17 @@ struct HopperSmem {
 template <class Rows>
 struct Hopper {
   using Smem = HopperSmem<Rows>;
-  static constexpr int kHeads = 64, kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kProducers = 128,
+  static constexpr int kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kProducers = 128,
                        kThreads = kConsumers + kProducers;
   static constexpr int kRows = 16;                                         // of a tile, a producing warp's
   static constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;  // 504 in all: what 384 threads get at launch
-  static constexpr int kCopies = Rows::kScaled ? 2 : 1;                    // of P
+  static constexpr int kCopies = 2;                                        // of P
   // Scores are kKeyFactor too small, so the rope of Q is made so, and P and its sums are as much too large: so the
   // scales serve both as they are.
-  static constexpr int kKeyLog2 = Rows::kScaled ? 56 : 0;
-  static_assert(Rows::kKeyFactor == (Rows::kScaled ? 0x1p56f : 1.f));
-  static constexpr std::uint32_t kRopeFactor = Rows::kScaled ? 0x23802380u : 0;  // 2^-56, twice
-  static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor : 1.f;
+  static constexpr int kKeyLog2 = 56;
+  static_assert(Rows::kScaled && Rows::kKeyFactor == 0x1p56f);
+  static constexpr std::uint32_t kRopeFactor = 0x23802380u;  // 2^-56, twice
+  static constexpr float kOutFactor = Rows::kValueFactor * Rows::kWeightFactor;
 
   const CudaParams& p;
   Smem& s;
@@ -65,7 +61,6 @@ struct Hopper {
   const int first_head, tiles;
   const int thread = threadIdx.x, lane = thread % 32, group = thread / 128;
 
-  __device__ static int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
   __device__ std::uint32_t full(int stage) const { return cuda::shared_address(&s.full[stage]); }
   __device__ std::uint32_t empty(int stage) const { return cuda::shared_address(&s.empty[stage]); }
 
@@ -113,18 +108,18 @@ struct Hopper {
   // second half, which is what an odd `piece` means.
   __device__ static void store_codes(unsigned char* to, int row, int piece, uint4 x) {
     const uint4 y = piece & 1 ? uint4{x.z, x.w, x.x, x.y} : x;
-    *reinterpret_cast<uint4*>(to + swizzled(row, piece)) = {
+    *reinterpret_cast<uint4*>(to + cuda::swizzled(row, piece)) = {
         cuda::e4m3_pair<cuda::kBytes01>(y.x), cuda::e4m3_pair<cuda::kBytes23>(y.x),
         cuda::e4m3_pair<cuda::kBytes01>(y.y), cuda::e4m3_pair<cuda::kBytes23>(y.y)};
-    *reinterpret_cast<uint4*>(to + swizzled(row, piece ^ 1)) = {
+    *reinterpret_cast<uint4*>(to + cuda::swizzled(row, piece ^ 1)) = {
         cuda::e4m3_pair<cuda::kBytes01>(y.z), cuda::e4m3_pair<cuda::kBytes23>(y.z),
         cuda::e4m3_pair<cuda::kBytes01>(y.w), cuda::e4m3_pair<cuda::kBytes23>(y.w)};
   }
 
   // `to`: where the block has the warp's rows.
   __device__ void copy_16(const unsigned char* to, int row, int piece, std::int64_t offset, int byte) const {
-    cuda::cp_async_16(cuda::shared_address(to + swizzled(row, piece)), p.rows + max(offset, std::int64_t{0}) + byte,
-                      offset >= 0 ? 16 : 0, policy);
+    cuda::cp_async_16(cuda::shared_address(to + cuda::swizzled(row, piece)),
+                      p.rows + max(offset, std::int64_t{0}) + byte, offset >= 0 ? 16 : 0, policy);
   }
 
   __device__ void produce() {
@@ -139,12 +134,10 @@ struct Hopper {
     std::int64_t here = offset_of(first, at), next;
     uint4 ring[kAhead];
     const auto load_ahead = [&] {
-      if constexpr (Rows::kScaled) {
 #pragma unroll
-        for (int row = 0; row < kAhead; ++row) ring[row] = codes(here, row);
-      }
+      for (int row = 0; row < kAhead; ++row) ring[row] = codes(here, row);
     };
-    if constexpr (Rows::kScaled) prefetch(here);
+    prefetch(here);
     load_ahead();
     next = offset_of(second, at + kTokens);
     cuda::barrier_sync(1, kThreads);  // the mbarriers are there
@@ -166,36 +159,26 @@ struct Hopper {
       }
       const unsigned live = __ballot_sync(~0u, here >= 0);
       if (lane < kRows / 8) s.live[stage][warp * (kRows / 8) + lane] = static_cast<unsigned char>(live >> 8 * lane);
-      if constexpr (Rows::kScaled) {
 #pragma unroll
-        for (int i = 0; i < kRows / 8; ++i) {
-          const int l = not_ahead(lane), row = 8 * i + l % 8;
-          const std::int64_t from = __shfl_sync(~0u, here, row);
-          cuda::cp_async_4(cuda::shared_address(&s.scale[stage][l / 8][warp * kRows + row]),
-                           p.rows + max(from, std::int64_t{0}) + Rows::kScaleOffset + l / 8 * 4, from >= 0 ? 4 : 0);
-        }
-        const int piece = not_ahead(lane % 4 * 2 + lane / 4 % 2);
-#pragma unroll
-        for (int row = 0; row < kRows; ++row) {
-          store_codes(to + lane / 4 * Smem::kBlockBytes, row, piece, ring[row % kAhead]);
-          if (row + kAhead < kRows) ring[row % kAhead] = codes(here, row + kAhead);
-        }
-        cuda::fence_async();
-      } else {
-        const int piece = not_ahead(lane % 8);
-#pragma unroll
-        for (int row = 0; row < kRows; ++row) {
-          const std::int64_t from = __shfl_sync(~0u, here, row);
-          copy_16(to + lane / 8 * Smem::kBlockBytes, row, piece, from, lane * 16);
-          copy_16(to + (4 + lane / 8) * Smem::kBlockBytes, row, piece, from, 512 + lane * 16);
-        }
+      for (int i = 0; i < kRows / 8; ++i) {
+        const int l = not_ahead(lane), row = 8 * i + l % 8;
+        const std::int64_t from = __shfl_sync(~0u, here, row);
+        cuda::cp_async_4(cuda::shared_address(&s.scale[stage][l / 8][warp * kRows + row]),
+                         p.rows + max(from, std::int64_t{0}) + Rows::kScaleOffset + l / 8 * 4, from >= 0 ? 4 : 0);
       }
+      const int piece = not_ahead(lane % 4 * 2 + lane / 4 % 2);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        store_codes(to + lane / 4 * Smem::kBlockBytes, row, piece, ring[row % kAhead]);
+        if (row + kAhead < kRows) ring[row % kAhead] = codes(here, row + kAhead);
+      }
+      cuda::fence_async();
       cuda::mbarrier_arrive_landed(full(stage));
       cuda::mbarrier_arrive(full(stage));
       here = next;
       load_ahead();  // not before the fence, which waits for loads
       next = offset_of(name, at + 2 * kTokens);
-      if constexpr (Rows::kScaled) prefetch(next);
+      prefetch(next);
     }
   }
 
@@ -204,7 +187,7 @@ struct Hopper {
   const int c = lane % 4, row = warp * 16 + lane / 4;  // this thread's heads: row and row + 8
   float o[2][64] = {};                                 // columns 256 group + 128 i + ..
   float x[16];                                         // scores of rows 32 group + .., then weights
-  float share[Rows::kScaled ? 2 : 1][16];              // sums over 128 dimensions
+  float share[2][16];                                  // sums over 128 dimensions
   float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
   __device__ Hopper(const CudaParams& params, Smem& smem, int of, LaneRange lanes, int head)
@@ -215,51 +198,6 @@ struct Hopper {
         end(lanes.end),
         first_head(head),
         tiles((lanes.end - lanes.begin + kTokens - 1) / kTokens) {}
-
-  // Heads past the last compute on a copy of it.
-  __device__ int head_of(int local) const { return min(first_head + local, p.fold * p.heads - 1); }
-
-  // A warp loads eight heads.
-  __device__ void load_q() {
-    const int first = thread / 32 * 8;
-    const HeadPlace at = place_of(p, unit, head_of(first + lane % 8));
-    const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
-                       rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
-    uint4 y[8][2], z[2];
-#pragma unroll
-    for (int h = 0; h < 8; ++h) {
-      const auto* from = static_cast<const __nv_bfloat16*>(p.q) + __shfl_sync(~0u, latent, h) + lane * 8;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) y[h][half] = __ldg(reinterpret_cast<const uint4*>(from + 256 * half));
-    }
-    if (thread == 0) s.least = lanes_of_all(p, unit);
-    if (thread < kHeads) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
-    if constexpr (Rows::kRope > 0) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        z[i] = __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.q_rope) +
-                                                    __shfl_sync(~0u, rope, 4 * i + lane / 8) + lane % 8 * 8));
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        *reinterpret_cast<uint4*>(s.q[8] + swizzled(first + 4 * i + lane / 8, lane % 8)) = times<kRopeFactor>(z[i]);
-    }
-#pragma unroll
-    for (int h = 0; h < 8; ++h)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<uint4*>(s.q[4 * half + lane / 8] + swizzled(first + h, lane % 8)) =
-            times<Rows::kQueryFactor>(y[h][half]);
-    cuda::fence_async();
-    cuda::barrier_sync(3, kConsumers);
-  }
-  template <std::uint32_t Factor>
-  __device__ static uint4 times(uint4 y) {
-    if constexpr (Factor != 0) {
-      y.x = cuda::fma_bf16x2(y.x, Factor, 0x80008000u), y.y = cuda::fma_bf16x2(y.y, Factor, 0x80008000u);
-      y.z = cuda::fma_bf16x2(y.z, Factor, 0x80008000u), y.w = cuda::fma_bf16x2(y.w, Factor, 0x80008000u);
-    }
-    return y;
-  }
 
   // d (+)= Q K^T over blocks [First, First + Count).
   template <int First, int Count>
@@ -277,33 +215,24 @@ struct Hopper {
     const int stage = tile % 2;
     cuda::mbarrier_wait(full(stage), tile / 2 & 1);
     cuda::fence_async();
-    cuda::hold(x);
-    if constexpr (!Rows::kScaled) {
-      cuda::wgmma_fence();
-      multiply_keys<0, Smem::kBlocks>(x, stage, false);
-    } else {
-      cuda::hold(share[0]);
-      cuda::wgmma_fence();
-      if constexpr (Rows::kRope > 0) multiply_keys<8, 1>(x, stage, false);
-      multiply_keys<0, 2>(share[0], stage, false);
-    }
+    cuda::hold(x), cuda::hold(share[0]);
+    cuda::wgmma_fence();
+    if constexpr (Rows::kRope > 0) multiply_keys<8, 1>(x, stage, false);
+    multiply_keys<0, 2>(share[0], stage, false);
     cuda::wgmma_commit();
     cuda::wgmma_wait<0>();
-    cuda::hold(x);
-    if constexpr (Rows::kScaled) {
-      cuda::hold(share[0]);
-      // A group of dimensions is multiplied while the sums of the one before are taken.
-      multiply_group<1>(stage);
-      take_share<0>(stage);
-      multiply_group<2>(stage);
-      cuda::wgmma_wait<1>();
-      take_share<1>(stage);
-      multiply_group<3>(stage);
-      cuda::wgmma_wait<1>();
-      take_share<2>(stage);
-      cuda::wgmma_wait<0>();
-      take_share<3>(stage);
-    }
+    cuda::hold(x), cuda::hold(share[0]);
+    // A group of dimensions is multiplied while the sums of the one before are taken.
+    multiply_group<1>(stage);
+    take_share<0>(stage);
+    multiply_group<2>(stage);
+    cuda::wgmma_wait<1>();
+    take_share<1>(stage);
+    multiply_group<3>(stage);
+    cuda::wgmma_wait<1>();
+    take_share<2>(stage);
+    cuda::wgmma_wait<0>();
+    take_share<3>(stage);
   }
   template <int Group>
   __device__ void multiply_group(int stage) {
@@ -338,17 +267,8 @@ struct Hopper {
     const int first = max(0, s.least - begin - at);
     if (first >= kTokens) return;
 #pragma unroll 1
-    for (int row = first + thread / 32; row < kTokens; row += kConsumers / 32) {
-      if constexpr (Rows::kScaled) {
-        if (lane < 4) s.scale[stage][lane][row] = finite_scale(s.scale[stage][lane][row]);
-      } else {
-#pragma unroll 1
-        for (int block = 0; block < kLatent / 64; ++block) {
-          auto& pair = reinterpret_cast<std::uint32_t*>(s.rows[stage][block] + row * 128)[lane];
-          pair = finite_bf16x2(pair);
-        }
-      }
-    }
+    for (int row = first + thread / 32; row < kTokens; row += kConsumers / 32)
+      if (lane < 4) s.scale[stage][lane][row] = finite_scale(s.scale[stage][lane][row]);
     cuda::fence_async();
     cuda::barrier_sync(3, kConsumers);
   }
@@ -412,21 +332,10 @@ struct Hopper {
     }
     return heavy;
   }
-  __device__ static float quad_sum(float y) {
-    y += __shfl_xor_sync(~0u, y, 1);
-    return y + __shfl_xor_sync(~0u, y, 2);
-  }
-
   // Where the P lies that `reader` reads.
   __device__ unsigned char* weights_for(int reader, int stage) {
     if constexpr (Smem::kBorrows) return reader == 1 ? s.weights[0] : s.rows[stage][8];
-    return s.weights[Rows::kScaled ? reader : 0];
-  }
-  // Two weights rounded, or what rounding takes from them.
-  template <bool Residue>
-  __device__ static std::uint32_t rounded(float y, float z) {
-    if constexpr (Residue) y -= __bfloat162float(__float2bfloat16_rn(y)), z -= __bfloat162float(__float2bfloat16_rn(z));
-    return cuda::pack_bf16x2(y, z);
+    else return s.weights[reader];
   }
   // P, times the scales: this group's as operands, the other's into shared memory.
   template <bool Residue>
@@ -442,17 +351,16 @@ struct Hopper {
       for (int k = 0; k < kAtOnce; ++k)
 #pragma unroll
         for (int other = 0; other < 2; ++other)
-          scale[other][k] =
-              Rows::kScaled ? scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k) : float2{1.f, 1.f};
+          scale[other][k] = scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int j = i % 4 + k, piece = 4 * (Rows::kScaled ? copy : group) + j;
+          const int j = i % 4 + k, piece = 4 * copy + j;
           const float y = x[4 * j + 2 * r], z = x[4 * j + 2 * r + 1];
           own[copy][2 * j + r] = rounded<Residue>(y * scale[0][k].x, z * scale[0][k].y);
           *reinterpret_cast<std::uint32_t*>(to + 1024 * r + (piece << 4 ^ turn)) =
-              Rows::kScaled ? rounded<Residue>(y * scale[1][k].x, z * scale[1][k].y) : own[copy][2 * j + r];
+              rounded<Residue>(y * scale[1][k].x, z * scale[1][k].y);
         }
     }
   }
@@ -474,16 +382,14 @@ struct Hopper {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int step = 0; step < 2; ++step)
-        cuda::wgmma_64x128(o[h], &own[kCopies == 2 ? h : 0][4 * step], matrix_of(group, h, step));
+      for (int step = 0; step < 2; ++step) cuda::wgmma_64x128(o[h], &own[h][4 * step], matrix_of(group, h, step));
     const bool again = cuda::barrier_any(3, kConsumers, heavy);
     const std::uint64_t others = cuda::matrix(cuda::shared_address(weights_for(group, stage)), 16, 1024);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int step = 0; step < 2; ++step)
-        cuda::wgmma_64x128(o[h], others + (64 * (Rows::kScaled ? h : 1 - group) + 32 * step >> 4),
-                           matrix_of(1 - group, h, step));
+        cuda::wgmma_64x128(o[h], others + (64 * h + 32 * step >> 4), matrix_of(1 - group, h, step));
     cuda::wgmma_commit();
     return again;
   }
@@ -495,8 +401,6 @@ struct Hopper {
   // ---- the result -----------------------------------------------------------------------------------
 
   __device__ void write(int groups) {
-    const Place& place = s.plan.place;
-    const Part& part = place.part;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
@@ -505,43 +409,22 @@ struct Hopper {
     cuda::barrier_sync(3, kConsumers);
     auto* const s_log2 = reinterpret_cast<float*>(s.q[0]);  // no longer needed
     auto* const s_shares = reinterpret_cast<float*>(s.rows);
-    static_assert(offsetof(Smem, scale) - offsetof(Smem, rows) >= sizeof(float) * kShareStride * kHeads);
+    static_assert(offsetof(Smem, scale) - offsetof(Smem, rows) >= sizeof(float) * kShareStride * 64);
+    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = s.shared[0][row + 8 * r] + s.shared[1][row + 8 * r];
       if (group == 0 && c == 0) s_log2[row + 8 * r] = log2_of(sum[r], peak[r] - kKeyLog2);
-      const float factor = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
-      float* const to = s_shares + (row + 8 * r) * kShareStride + 256 * group + 2 * c;
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int j = 0; j < 16; ++j)
-          *reinterpret_cast<float2*>(to + 128 * h + 8 * j) = {o[h][4 * j + 2 * r] * factor,
-                                                              o[h][4 * j + 2 * r + 1] * factor};
+      factor[r] = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
     }
-    const int heads = min(kHeads, p.fold * p.heads - first_head), warp = thread / 32;
-    if (part.parts == 1 || p.merge == Merge::cluster) {
-      if (part.parts > 1) cuda::cluster_sync();
-      else cuda::barrier_sync(3, kConsumers);
-      add_shares<4>(p, unit, part.parts, part.index, s_log2, s_shares, first_head, kHeads * part.index / part.parts,
-                    min(kHeads * (part.index + 1) / part.parts, heads), warp, kConsumerWarps);
-      if (part.parts > 1) cuda::cluster_meet();  // until nobody reads here any more
-    } else {
-      cuda::barrier_sync(3, kConsumers);
-      const std::int64_t partial = (static_cast<std::int64_t>(place.item) * groups + place.group) * kHeads;
-      if (thread < heads) p.partial_log2[partial + thread] = s_log2[thread];
-      for (int local = warp; local < heads; local += kConsumerWarps)
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int column = 128 * k + 4 * lane;
-          *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) =
-              *reinterpret_cast<const float4*>(s_shares + local * kShareStride + column);
-        }
-    }
+    put_shares(o, s_shares, group, row, c, factor);
+    write_shares(p, s.plan.place, groups, s_log2, s_shares, thread, kConsumers,
+                 [] { cuda::barrier_sync(3, kConsumers); });
   }
 
   __device__ void consume(int groups) {
-    load_q();
+    load_heads<Rows, kRopeFactor>(p, s, unit, begin, first_head, thread);
+    cuda::barrier_sync(3, kConsumers);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       score(tile);
@@ -587,7 +470,7 @@ __global__ void __launch_bounds__(cuda::WarpGroupTile::kThreads, 1)
       cuda::fence_async();
     }
     cuda::barrier_arrive(1, Loop::kThreads);
-    Loop(p, s, place.part.unit, lanes, place.group * Loop::kHeads).consume(groups);
+    Loop(p, s, place.part.unit, lanes, place.group * 64).consume(groups);
   }
 #endif
 }

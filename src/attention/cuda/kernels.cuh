@@ -8,6 +8,7 @@
 #include "attention/cuda/attention.cuh"
 #include "attention/cuda/hopper.cuh"
 #include "attention/cuda/hopper_few.cuh"
+#include "attention/cuda/hopper_roles.cuh"
 #include "attention/cuda/kernels.h"
 #include "cuda/arch/tile.h"
 #include "cuda/launch.h"
@@ -25,6 +26,12 @@ struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   using Smem = HopperSmem<Rows>;
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
+};
+template <class Arch, class Rows>
+struct TileOf<Arch, Rows, cuda::RolesTile> {
+  using Smem = RolesSmem<Rows>;
+  static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
+  static constexpr auto kKernel = &roles_kernel<Arch, Rows>;
 };
 template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
 struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {

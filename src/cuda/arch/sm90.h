@@ -18,7 +18,7 @@ struct Sm90 : Sm80 {
   using Fp8Tiles = TileList<FewHeadsTile<8, 3, 19, 4>, FewHeadsTile<16, 3, 17, 4>, AttentionTile<16, 1, 32, 3, 2>,
                             FewHeadsTile<32, 2, 14, 2>, WarpGroupTile>;
   using Bf16Tiles = TileList<FewHeadsTile<8, 2, 11, 4>, FewHeadsTile<16, 2, 10, 4>, AttentionTile<16, 1, 32, 3, 1>,
-                             FewHeadsTile<32, 2, 9, 2>, WarpGroupTile>;
+                             FewHeadsTile<32, 2, 9, 2>, RolesTile>;
 };
 static_assert(CudaArch<Sm90>);
 

@@ -19,9 +19,13 @@ struct AttentionTile {
   static_assert(Stages >= 3, "one stage is read, one has landed, one is on its way");
 };
 
-// 64 heads x 64 rows by the matrix products of warp groups: sm_90 alone (docs/kernels/attention-cuda.md).
+// 64 heads x 64 rows by the matrix products of warp groups: sm_90 alone (docs/kernels/attention-cuda.md). Fp8 rows.
 struct WarpGroupTile {
   static constexpr int kCtaHeads = 64, kTokens = 64, kCtas = 1, kThreads = 384;
+};
+// The same of bf16 rows, by roles.
+struct RolesTile {
+  static constexpr int kCtaHeads = 64, kTokens = 64, kCtas = 1, kThreads = 512;
 };
 
 // 8, 16 or 32 heads x 64 rows by the matrix products of warp groups, on sm_90 alone. Groups: that take tiles in turns.
