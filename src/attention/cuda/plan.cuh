@@ -117,9 +117,12 @@ struct LaneRange {
 };
 __device__ inline LaneRange range_of(const Part& part, int tile) {
   if (part.parts == 1) return {0, part.lanes};
-  const std::int64_t all = (part.lanes + tile - 1) / tile;
-  return {static_cast<int>(all * part.index / part.parts) * tile,
-          min(part.lanes, static_cast<int>(all * (part.index + 1) / part.parts) * tile)};
+  // all * i / parts in 32 bits: parts and, of what is left, products with them are few.
+  const unsigned parts = static_cast<unsigned>(part.parts), index = static_cast<unsigned>(part.index);
+  const unsigned all = static_cast<unsigned>(max(0, part.lanes) + tile - 1) / tile, each = all / parts,
+                 left = all - each * parts;
+  const auto upto = [=](unsigned i) { return static_cast<int>(each * i + left * i / parts) * tile; };
+  return {upto(index), min(part.lanes, upto(index + 1))};
 }
 
 }  // namespace sievemla::stage::attention
