@@ -13,6 +13,7 @@
 #pragma once
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "attention/cuda/merge.cuh"
@@ -36,12 +37,23 @@ struct FewHeadsSmem {
   static constexpr int kBlockBytes = Tile::kHeads * 128;
   static constexpr int kStride = kLatent + 4;            // of a head's share, in floats: no bank twice
   static constexpr int kCopies = Rows::kScaled ? 4 : 1;  // of P, one per scale group
+  static constexpr int kRowBytes = Tile::kSlots * 16 * Rows::kStride;
+  static constexpr int kShareBytes = Tile::kGroups * Tile::kHeads * kStride * 4;
+  static constexpr int most_brought() {  // heads
+    int most = 0;
+    for (int parts = 2; parts <= kMostCluster; ++parts)
+      most = std::max(most, (parts - 1) * ((Tile::kHeads + parts - 1) / parts));
+    return most;
+  }
+  static constexpr int kMultiplied = (kBlocks + Tile::kGroups * kCopies) * kBlockBytes;
+  static constexpr int kEndBytes =
+      std::max(kRowBytes, kShareBytes + std::max(0, most_brought() * kLatent * 4 - kMultiplied));
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
   alignas(1024) unsigned char weights[Tile::kGroups][kCopies][kBlockBytes];
   union {
     alignas(128) unsigned char rows[Tile::kSlots][16 * Rows::kStride];
-    alignas(128) float shares[Tile::kGroups][Tile::kHeads][kStride];  // in the end
+    alignas(128) unsigned char end[kEndBytes];
   };
   alignas(8) std::uint64_t full[Tile::kSlots], empty[Tile::kSlots];  // mbarriers
   unsigned short live[Tile::kSlots];                                 // bit per row: not a hole
@@ -53,7 +65,15 @@ struct FewHeadsSmem {
   float log2[Tile::kHeads];                                                         // of the sum
   float factor[Tile::kGroups][Tile::kHeads];                                        // of a consumer's share
   PlanSmem plan;
+  Place place;
   int is_last;
+
+  // In the end: a consumer's O of a head, behind `brought`.
+  __device__ float* share(int group, int head) {
+    return reinterpret_cast<float*>(end + kEndBytes - kShareBytes) + (group * Tile::kHeads + head) * kStride;
+  }
+  // What the cluster's other CTAs bring of this one's heads, over q, weights and rows.
+  __device__ float* brought(int i) { return reinterpret_cast<float*>(q) + i * kLatent; }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -73,7 +93,7 @@ struct FewHeads {
 
   const CudaParams& p;
   Smem& s;
-  const Part part;
+  Part part;
   const int begin, end;  // lanes of the unit that are this part's
   const int first_head, tiles;
   const int thread = threadIdx.x, lane = thread % 32;
@@ -444,7 +464,8 @@ struct FewHeads {
     for (int b = 0; b < 8; ++b) cuda::hold(o[b]);
   }
 
-  __device__ void consume(int item, int groups, int cta_group) {
+  __device__ void consume(const Place& here, int groups) {
+    if (thread == 0) s.place = here;
     if (thread < kGroups * kHeads) s.state[thread / kHeads][thread % kHeads] = {-INFINITY, -INFINITY};
     if (thread < kHeads) {
       const int head = first_head + thread;
@@ -478,7 +499,7 @@ struct FewHeads {
         accumulate(tile, !residue);
       } while (residue);  // V takes in what rounding took from P; scores and weights are worked out again
     }
-    write(item, groups, cta_group);
+    write(groups);
   }
 
   // This consumer's O into shared memory.
@@ -487,7 +508,7 @@ struct FewHeads {
     for (int b = 0; b < 8; ++b)
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
-        float* const at = s.shares[group][head_of(m)] + b / 2 * 128 + warp * 32 + b % 2 * 16;
+        float* const at = s.share(group, head_of(m)) + b / 2 * 128 + warp * 32 + b % 2 * 16;
         const float2 z = {o[b][place(m, 0)], o[b][place(m, 1)]};
         if constexpr (Rows::kPairedColumns) *reinterpret_cast<float2*>(at + 2 * g) = z;
         else at[g] = z.x, at[g + 8] = z.y;
@@ -525,7 +546,7 @@ struct FewHeads {
     float4 sum{};
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const float4 z = *reinterpret_cast<const float4*>(&s.shares[i][local][column]);
+      const float4 z = *reinterpret_cast<const float4*>(s.share(i, local) + column);
       const float factor = s.factor[i][local];
       sum.x += factor * z.x, sum.y += factor * z.y, sum.z += factor * z.z, sum.w += factor * z.w;
     }
@@ -535,13 +556,8 @@ struct FewHeads {
   // What part i's share of a head has to be multiplied with.
   __device__ float& part_weight(int i, int local) { return s.most[i / 4][i % 4][local]; }
   static_assert(4 * kGroups >= kMostCluster);
-  __device__ void weigh_parts_of(int local) {
-    float log2[kMostCluster], top = -INFINITY, total = 0.f;
-#pragma unroll
-    for (int i = 0; i < kMostCluster; ++i) {
-      log2[i] = -INFINITY;
-      if (i < part.parts) log2[i] = cuda::cluster_load(cuda::cluster_address(cuda::shared_address(&s.log2[local]), i));
-    }
+  __device__ void weigh_parts(int local, float (&log2)[kMostCluster]) {
+    float top = -INFINITY, total = 0.f;
 #pragma unroll
     for (int i = 0; i < kMostCluster; ++i) top = fmaxf(top, log2[i]);
 #pragma unroll
@@ -552,35 +568,57 @@ struct FewHeads {
 #pragma unroll
     for (int i = 0; i < kMostCluster; ++i) part_weight(i, local) = log2[i] * inverse;
   }
-  // The cluster's CTAs each add up some heads, `mine` from `first` on: their own part, from the consumers' shares, and
-  // then the others'.
-  __device__ void add_up(int first, int mine) {
-    cuda::cluster_wait();
-    cuda::cluster_arrive();  // what is the others' is there
-    if (thread < mine) weigh_parts_of(first + thread);
+  // The cluster's CTAs each add up some of the `heads`: of the others', they bring them their part, and then add what
+  // was brought to their own.
+  __device__ void add_up(int heads) {
+    const int parts = uniform(p.parts), index = cuda::cluster_rank();  // not from before the loop, in registers
+    const auto first_of = [&](int i) { return heads * i / parts; };
+    const int first = first_of(index), mine = first_of(index + 1) - first;
+    cuda::cluster_wait();  // log2 of all sums is there, and all have done with their rows
+    float log2[kMostCluster];
+    const std::uint32_t s_log2 = cuda::shared_address(&s.log2[first + thread]);
+#pragma unroll
+    for (int i = 0; i < kMostCluster; ++i) {
+      log2[i] = -INFINITY;
+      if (thread < mine && i < parts) log2[i] = cuda::cluster_load(cuda::cluster_address(s_log2, i));
+    }
+#pragma unroll 1
+    for (int j = 1; j < parts; ++j) {
+      const int to = index + j < parts ? index + j : index + j - parts;
+      const int from = first_of(to), theirs = first_of(to + 1) - from;
+      const std::uint32_t there = cuda::cluster_address(cuda::shared_address(s.brought((parts - 1 - j) * theirs)), to);
+#pragma unroll 3
+      for (int i = thread; i < theirs * (kLatent / 4); i += kConsumers)
+        cuda::cluster_store4(there + i * 16, share_at(from + i / (kLatent / 4), i % (kLatent / 4) * 4));
+    }
+    if (thread < mine) weigh_parts(first + thread, log2);
     __syncwarp();
+    cuda::cluster_arrive();  // what is the others' is there
+#pragma unroll 3
+    for (int i = thread; i < mine * (kLatent / 4); i += kConsumers) {
+      const int local = first + i / (kLatent / 4), column = i % (kLatent / 4) * 4;
+      *reinterpret_cast<float4*>(s.share(0, local) + column) = share_at(local, column);
+    }
     cuda::cluster_wait();
-    sync_all();
 #pragma unroll 1
     for (int i = thread; i < mine * (kLatent / 4); i += kConsumers) {
       const int local = first + i / (kLatent / 4), column = i % (kLatent / 4) * 4;
-      const std::uint32_t share = cuda::shared_address(&s.shares[0][local][column]);
-      float4 sum = share_at(local, column);
-      const float own = part_weight(part.index, local);
+      float4 sum = *reinterpret_cast<const float4*>(s.share(0, local) + column);
+      const float own = part_weight(index, local);
       sum.x *= own, sum.y *= own, sum.z *= own, sum.w *= own;
 #pragma unroll 1
-      for (int j = 1; j < part.parts; ++j) {
-        const int other = part.index + j < part.parts ? part.index + j : part.index + j - part.parts;
-        const float4 x = cuda::cluster_load4(cuda::cluster_address(share, other));
-        const float weight = part_weight(other, local);
+      for (int j = 1; j < parts; ++j) {
+        const float4 x = *reinterpret_cast<const float4*>(s.brought((j - 1) * mine) + i * 4);
+        const float weight = part_weight(index + j < parts ? index + j : index + j - parts, local);
         sum.x += weight * x.x, sum.y += weight * x.y, sum.z += weight * x.z, sum.w += weight * x.w;
       }
       store4(p, s.out_at[local] + column, sum);
     }
-    cuda::cluster_meet();  // until nobody reads here any more
   }
 
-  __device__ void write(int item, int groups, int cta_group) {
+  __device__ void write(int groups) {
+    part = s.place.part;  // not from before the loop, in registers
+    const int item = s.place.item, cta_group = s.place.group;
     const std::int64_t partial = (static_cast<std::int64_t>(item) * groups + cta_group) * kHeads;
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
@@ -594,24 +632,18 @@ struct FewHeads {
     if (cluster) cuda::cluster_arrive();  // log2 of the sums is there
     sync_all();
     const int heads = min(kHeads, p.fold * p.heads - first_head);
-    // Of a cluster, these are this CTA's to add up: the others get theirs first.
-    const int first = cluster ? heads * part.index / part.parts : heads,
-              mine = cluster ? heads * (part.index + 1) / part.parts - first : 0;
+    if (cluster) return add_up(heads);
 #pragma unroll 4
-    for (int i = thread; i < (heads - mine) * (kLatent / 4); i += kConsumers) {
-      int local = i / (kLatent / 4);
-      if (local >= first) local += mine;
-      const int column = i % (kLatent / 4) * 4;
+    for (int i = thread; i < heads * (kLatent / 4); i += kConsumers) {
+      const int local = i / (kLatent / 4), column = i % (kLatent / 4) * 4;
       const float4 z = share_at(local, column);
       if (part.parts == 1) store4(p, s.out_at[local] + column, z);
-      else if (cluster) *reinterpret_cast<float4*>(&s.shares[0][local][column]) = z;
       else *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) = z;
     }
-    if (cluster) return add_up(first, mine);
     if (part.parts == 1 || p.merge != Merge::last) return;
 
-    static_assert(sizeof(s.shares) >= kMergeBytes / kHeadBytes * sizeof(float));
-    merge_if_last(p, part, cta_group, groups, kHeads, s.is_last, s.shares[0][0], s.out_at, kConsumers,
+    static_assert(Smem::kShareBytes >= kMergeBytes / kHeadBytes * sizeof(float));
+    merge_if_last(p, part, cta_group, groups, kHeads, s.is_last, s.share(0, 0), s.out_at, kConsumers,
                   [] { sync_all(); });
   }
 };
@@ -636,7 +668,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     cuda::take_registers<Tile::kConsumerRegisters>();
     if (threadIdx.x == 0) tell_merger(p, place);
-    Loop(p, s, place.part, lanes, place.group * Tile::kHeads).consume(place.item, groups, place.group);
+    Loop(p, s, place.part, lanes, place.group * Tile::kHeads).consume(place, groups);
   }
 #endif
 }

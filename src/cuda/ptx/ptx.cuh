@@ -113,6 +113,12 @@ __device__ inline void cluster_sync() { cluster_arrive(), cluster_wait(); }
 __device__ inline void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
+// This CTA's place in its cluster.
+__device__ inline int cluster_rank() {
+  int r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
 // Where CTA `rank` of the cluster has what this one has at s_address.
 __device__ inline std::uint32_t cluster_address(std::uint32_t s_address, int rank) {
   std::uint32_t r;
@@ -131,6 +137,11 @@ __device__ inline float4 cluster_load4(std::uint32_t address) {
                : "r"(address)
                : "memory");
   return x;
+}
+__device__ inline void cluster_store4(std::uint32_t address, float4 x) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
 }
 __device__ inline void cluster_store(std::uint32_t address, unsigned long long x) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(x) : "memory");
