@@ -564,20 +564,19 @@ unsigned char* bench_rows(bool fp8, std::int64_t count) {
   return rows[fp8];
 }
 
-// The least time that the mma.sync loop can take here by its design: shared memory at 128 bytes a clock and
-// multiprocessor (rows gathered, read as keys and as values by each group of four warps; the four's scores, P of each),
-// 6.1 clocks of a scheduler for a product of 16 x 8 x 16, and random rows from memory; both measured on an H200.
+// The least time that a loop of mma.sync can take here by its design: shared memory at 128 bytes a clock and
+// multiprocessor, 6.1 clocks of a scheduler for a product of 16 x 8 x 16, and random rows from memory; both measured on
+// an H200.
 struct Floor {
   double us;
   const char* by;
 };
 Floor floor_of(const at::TileKernel& kernel, bool fp8, double lanes, std::int64_t groups) {
-  const double row = fp8 ? 656 : 1152, value = fp8 ? 512 : 1024, copies = fp8 ? 4 : 1, heads = kernel.shape.heads;
-  const double smem = row + kernel.threads / 128 * (row + value) + heads * (4 * 2 * 4 + (copies + 4) * 2);
+  const double row = fp8 ? 656 : 1152, heads = kernel.shape.heads;
   int khz = 0;
   GOOD(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
   const double us = lanes * static_cast<double>(groups) / (multiprocessors() * khz * 1e-3);  // of a clock a lane
-  const Floor floors[] = {{us * smem / 128, "shared memory"},
+  const Floor floors[] = {{us * kernel.lane_bytes / 128, "shared memory"},
                           {us * heads / 8 * (1088 / 16) / 16 * 6.1 / 4, "products"},
                           {lanes * row / (fp8 ? 3.72e6 : 4.39e6), "gather"}};
   return *std::max_element(std::begin(floors), std::end(floors), [](Floor x, Floor y) { return x.us < y.us; });

@@ -384,11 +384,10 @@ struct Attention {
       std::uint32_t weight[kColumns][2];
 #pragma unroll
       for (int n = 0; n < kColumns; n += 2) {
-        std::uint32_t r[4];  // heads 8n .. 8n + 15 (or the same 8 twice), rows 0-7 and 8-15 of the step
-        const int head = n * 8 + (kColumns > 1 ? lane / 16 * 8 : 0) + lane % 8;
+        std::uint32_t r[4];  // heads 8n .. 8n + 15, rows 0-7 and 8-15 of the step
+        const int head = n * 8 + lane / 16 * 8 + lane % 8;
         cuda::ldmatrix_x4(r, s_weights + head * head_bytes + 2 * (16 * k + lane / 8 % 2 * 8));
-        weight[n][0] = r[0], weight[n][1] = r[1];
-        if constexpr (kColumns > 1) weight[n + 1][0] = r[2], weight[n + 1][1] = r[3];
+        weight[n][0] = r[0], weight[n][1] = r[1], weight[n + 1][0] = r[2], weight[n + 1][1] = r[3];
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -19,13 +19,17 @@ struct Clocks {
   double alone, shared, start;
 };
 constexpr Clocks clocks_of(int heads) {
-  if (heads <= 8) return {2700, 1850, 9000};
   if (heads <= 16) return {3300, 2200, 11000};
   if (heads <= 32) return {4300, 2750, 16000};
   return {5200, 5200, 16000};
 }
 // Of 16 heads beside sm_90's other tiles: the shortest start, so it is right where a CTA has a tile or two.
 constexpr Clocks short_start_clocks() { return {3300, 2200, 9000}; }
+// Of groups that take tiles in turns (by sm_80's tiles).
+constexpr Clocks turns_clocks(int heads, bool scaled) {
+  if (heads <= 8) return scaled ? Clocks{1600, 1600, 20000} : Clocks{2550, 2550, 20000};
+  return scaled ? Clocks{2200, 2200, 20000} : Clocks{2700, 2700, 20000};
+}
 constexpr Clocks few_heads_clocks(int heads, bool scaled) {
   if (heads <= 8) return scaled ? Clocks{1250, 1250, 14000} : Clocks{1250, 2100, 14000};
   if (heads <= 16) return scaled ? Clocks{1550, 1550, 14700} : Clocks{1300, 2240, 14700};
@@ -42,6 +46,7 @@ struct TileShape {
   int ctas;     // on a multiprocessor
   int cluster;  // most CTAs that can be a cluster and merge their parts; 1 where there are no clusters
   Clocks clocks;
+  int turns = 1;  // tiles that a CTA works on side by side: fewer take no less time
 };
 
 struct Workload {
@@ -91,7 +96,8 @@ inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how
       how == Merge::cluster ? std::max(1, x.multiprocessors * kClustered[parts] / kClustered[1]) : x.multiprocessors;
   const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, at_once), 1, t.ctas);
   const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, at_once * crowd);
-  const std::int64_t tiles = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts});
+  const std::int64_t part = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts}),
+                     tiles = cuda::ceil_div<std::int64_t>(part, t.turns) * t.turns;
   const double load = static_cast<double>(std::min(ctas, at_once * crowd)) / static_cast<double>(x.multiprocessors);
   const double tile = std::max(c.alone, c.shared * load) * t.tokens / 32;
   const double all_heads = static_cast<double>(x.units * x.heads);

@@ -10,6 +10,7 @@
 #include "attention/cuda/hopper_few.cuh"
 #include "attention/cuda/hopper_roles.cuh"
 #include "attention/cuda/kernels.h"
+#include "attention/cuda/turns.cuh"
 #include "cuda/arch/tile.h"
 #include "cuda/launch.h"
 
@@ -19,18 +20,37 @@ template <class Arch, class Rows, class Tile>
 struct TileOf {
   using Smem = AttentionSmem<Rows, Tile>;
   static constexpr Clocks kClocks = Arch::kWarpgroupMma ? short_start_clocks() : clocks_of(Tile::kCtaHeads);
+  static constexpr int kTurns = 1;
+  // Rows gathered, and read as keys and as values by each group of four warps; the four's scores, P of each.
+  static constexpr int kLaneBytes = Rows::kBytes + Tile::kGroups * (Rows::kBytes + Rows::kValueBytes) +
+                                    Tile::kCtaHeads * (4 * 2 * 4 + (Smem::kCopies + 4) * 2);
   static constexpr auto kKernel = &attention_kernel<Arch, Rows, Tile>;
+};
+template <class Arch, class Rows, int Heads, int Warps, int Groups, int Ctas>
+struct TileOf<Arch, Rows, cuda::TurnsTile<Heads, Warps, Groups, Ctas>> {
+  using Tile = cuda::TurnsTile<Heads, Warps, Groups, Ctas>;
+  using Smem = TurnsSmem<Rows, Tile>;
+  static constexpr Clocks kClocks = turns_clocks(Heads, Rows::kScaled);
+  static constexpr int kTurns = Groups;
+  // Rows gathered, read as keys and as values; Q for 16 rows; P.
+  static constexpr int kLaneBytes = 2 * Rows::kBytes + Rows::kValueBytes + Heads * 2 * (kLatent + Rows::kRope) / 16 +
+                                    Heads * 2 * (Smem::kCopies + (Rows::kScaled ? 4 : Warps));
+  static constexpr auto kKernel = &turns_kernel<Arch, Rows, Tile>;
 };
 template <class Arch, class Rows>
 struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   using Smem = HopperSmem<Rows>;
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
+  static constexpr int kTurns = 1;
+  static constexpr int kLaneBytes = 0;
   static constexpr auto kKernel = &hopper_kernel<Arch, Rows>;
 };
 template <class Arch, class Rows>
 struct TileOf<Arch, Rows, cuda::RolesTile> {
   using Smem = RolesSmem<Rows>;
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
+  static constexpr int kTurns = 1;
+  static constexpr int kLaneBytes = 0;
   static constexpr auto kKernel = &roles_kernel<Arch, Rows>;
 };
 template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
@@ -38,6 +58,8 @@ struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {
   using Tile = cuda::FewHeadsTile<Heads, Groups, Slots, Batch>;
   using Smem = FewHeadsSmem<Rows, Tile>;
   static constexpr Clocks kClocks = few_heads_clocks(Heads, Rows::kScaled);
+  static constexpr int kTurns = 1;
+  static constexpr int kLaneBytes = 0;
   static constexpr auto kKernel = &few_heads_kernel<Arch, Rows, Tile>;
 };
 
@@ -47,9 +69,10 @@ TileKernel tile_kernel() {
   using Smem = typename Of::Smem;
   static_assert(sizeof(Smem) <= Arch::kSmemBytes);
   static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
-  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kClocks},
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kClocks, Of::kTurns},
           Tile::kThreads,
           static_cast<int>(sizeof(Smem)),
+          Of::kLaneBytes,
           reinterpret_cast<const void*>(Of::kKernel)};
 }
 

@@ -14,6 +14,7 @@ namespace sievemla::stage::attention {
 struct TileKernel {
   TileShape shape;
   int threads, smem_bytes;
+  int lane_bytes;      // of shared memory, written and read for a lane by design; 0: not worked out
   const void* kernel;  // __global__ void (CudaParams, int groups)
 };
 

@@ -49,6 +49,7 @@ struct Bf16Rows {
   static constexpr KvFormat kFormat = KvFormat::bf16;
   static constexpr const char* kName = Rope ? "bf16" : "bf16_nope";
   static constexpr int kRope = Rope, kBytes = static_cast<int>(kv::Bf16Row::row_bytes(kLatent, Rope));
+  static constexpr int kValueBytes = 2 * kLatent;
   static constexpr int kStride = kBytes + 16;  // an odd number of 16-byte pieces: ldmatrix then meets no bank twice
   static constexpr int kRopeOffset = 2 * kLatent;
   static constexpr bool kScaled = false;
@@ -106,6 +107,7 @@ struct Fp8Rows {
   static constexpr KvFormat kFormat = Rope ? KvFormat::fp8_ds_mla : KvFormat::fp8_nope;
   static constexpr const char* kName = Rope ? "fp8_ds_mla" : "fp8_nope";
   static constexpr int kRope = Rope, kBytes = Map::kRowBytes;
+  static constexpr int kValueBytes = kLatent;
   static constexpr int kStride = kBytes;  // 41 or 33 pieces of 16 bytes: odd already
   static constexpr int kRopeOffset = Map::kRopeOffset, kScaleOffset = Map::kScaleOffset;
   static constexpr bool kScaled = true;

@@ -12,10 +12,10 @@ struct Sm86 : Sm80 {
   static constexpr int kSmemBytes = 99 * 1024;
   static constexpr int kSmemSmBytes = 100 * 1024;
 
-  using Fp8Tiles =
-      TileList<AttentionTile<8, 1, 32, 3, 1>, AttentionTile<16, 1, 32, 3, 1>, AttentionTile<32, 1, 16, 4, 1>>;
-  using Bf16Tiles =
-      TileList<AttentionTile<8, 1, 16, 4, 1>, AttentionTile<16, 1, 16, 4, 1>, AttentionTile<32, 1, 16, 4, 1>>;
+  using Fp8Tiles = TileList<TurnsTile<8, 1, 8, 1>, TurnsTile<16, 2, 3, 1>, AttentionTile<16, 1, 32, 3, 1>,
+                            AttentionTile<32, 1, 16, 4, 1>>;
+  using Bf16Tiles = TileList<TurnsTile<8, 1, 4, 1>, TurnsTile<16, 2, 2, 1>, AttentionTile<16, 1, 16, 4, 1>,
+                             AttentionTile<32, 1, 16, 4, 1>>;
 };
 static_assert(CudaArch<Sm86>);
 

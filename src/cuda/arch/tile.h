@@ -6,17 +6,25 @@
 
 namespace sievemla::cuda {
 
-// Heads: of a group of four warps (8, 16 or 32). Groups: that share the rows a CTA gathers. Tokens: cache rows a stage.
+// Heads: of a group of four warps (16 or 32). Groups: that share the rows a CTA gathers. Tokens: cache rows a stage.
 // Ctas: wanted on a multiprocessor at a time.
 template <int Heads, int Groups, int Tokens, int Stages, int Ctas>
 struct AttentionTile {
   static constexpr int kHeads = Heads, kGroups = Groups, kTokens = Tokens, kStages = Stages, kCtas = Ctas;
   static constexpr int kCtaHeads = Heads * Groups, kThreads = 128 * Groups;
-  static_assert(Heads == 8 || Heads == 16 || Heads == 32,
-                "heads are MMA columns of 8, and a warp's share must be whole");
+  static_assert(Heads == 16 || Heads == 32, "heads are MMA columns of 8, read in pairs");
   static_assert(Groups == 1 || Groups == 2);
   static_assert(Tokens == 16 || Tokens == 32, "MMA rows of 16");
   static_assert(Stages >= 3, "one stage is read, one has landed, one is on its way");
+};
+
+// 8 or 16 heads; groups of 1, 2 or 4 warps that take tiles of 16 rows a warp in turns.
+template <int Heads, int Warps, int Groups, int Ctas>
+struct TurnsTile {
+  static constexpr int kHeads = Heads, kWarps = Warps, kGroups = Groups, kCtas = Ctas;
+  static constexpr int kCtaHeads = Heads, kTokens = 16 * Warps, kThreads = 32 * Warps * Groups;
+  static_assert(Heads == 8 || Heads == 16);
+  static_assert(Warps == 1 || Warps == 2 || Warps == 4);
 };
 
 // 64 heads x 64 rows by the matrix products of warp groups: sm_90 alone (docs/kernels/attention-cuda.md). Fp8 rows.

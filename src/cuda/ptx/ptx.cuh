@@ -165,6 +165,9 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_
                : "memory");
 }
 
+__device__ inline void store_shared(std::uint32_t s_to, std::uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(s_to), "r"(x) : "memory");
+}
 __device__ inline float load_shared(std::uint32_t s_from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(s_from) : "memory");
