@@ -12,7 +12,7 @@ __global__ void probe_kernel() {}
 
 template <CudaArch Arch>
 Config make_config(const char* name) {
-  return {name, Arch::kSm, Arch::kSmemBytes, reinterpret_cast<const void*>(&probe_kernel<Arch>)};
+  return {name, Arch::kSm, Arch::kSmemBytes, Arch::kCluster, reinterpret_cast<const void*>(&probe_kernel<Arch>)};
 }
 
 }  // namespace sievemla::cuda

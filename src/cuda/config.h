@@ -10,6 +10,7 @@ struct Config {
   const char* name;   // "sm120"
   int sm;             // 120
   int smem_bytes;     // what its kernels may opt in to
+  int cluster;        // most CTAs of a cluster that they make; 1: none
   const void* probe;  // a kernel that does nothing: if it loads on a device, so do the others of its config
 };
 

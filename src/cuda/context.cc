@@ -26,6 +26,27 @@ Slot& slot_of(int device) {
   return slots[static_cast<std::size_t>(device)];
 }
 
+// Asked with a kernel that takes all shared memory, as the kernels do that make clusters.
+ClusterCounts count_clusters(const Config& config, int device, int multiprocessors) {
+  ClusterCounts counts{0, multiprocessors};
+  if (config.cluster == 1) return counts;
+  const CurrentDevice current(device);
+  cudaFuncSetAttribute(config.probe, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+  for (int size = 2; size <= config.cluster; ++size) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+    cudaLaunchConfig_t shape{};
+    shape.gridDim = dim3(static_cast<unsigned>(size * multiprocessors)), shape.blockDim = dim3(128);
+    shape.dynamicSmemBytes = static_cast<std::size_t>(config.smem_bytes);
+    shape.attrs = &attribute, shape.numAttrs = 1;
+    int& count = counts[static_cast<std::size_t>(size)];
+    if (cudaOccupancyMaxActiveClusters(&count, config.probe, &shape) != cudaSuccess) count = 0;
+  }
+  cudaGetLastError();
+  return counts;
+}
+
 }  // namespace
 
 const Context& context(int device) {
@@ -40,7 +61,8 @@ const Context& context(int device) {
   const DeviceInfo& info = all.devices[static_cast<std::size_t>(device)];
   if (info.config.empty()) throw DeviceError(error_message(info.problem, "backend cuda", info.name));
   for (const Config& config : configs())
-    if (info.config == config.name) slot.context = {device, config.sm, info.multiprocessors};
+    if (info.config == config.name)
+      slot.context = {device, config.sm, info.multiprocessors, count_clusters(config, device, info.multiprocessors)};
   slot.known.store(true, std::memory_order_release);
   return slot.context;
 }

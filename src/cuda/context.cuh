@@ -8,12 +8,15 @@
 #include <cstdint>
 #include <span>
 
+#include "cuda/launch.h"
+
 namespace sievemla::cuda {
 
 struct Context {
   int device = 0;
   int config_sm = 0;  // of the config whose kernels run here
   int multiprocessors = 0;
+  ClusterCounts clusters{};  // none of more than one CTA where the config's kernels make none
 };
 
 inline constexpr int kMaxDevices = 64;

@@ -2,6 +2,7 @@
 // Copyright The SieveMLA authors
 // src/cuda/launch.h -- small things that host launch code shares. Plain C++: kernels' plans are tested without CUDA.
 #pragma once
+#include <array>
 #include <cstdint>
 
 namespace sievemla::cuda {
@@ -13,6 +14,11 @@ constexpr T ceil_div(T a, T b) {
 
 // Whether kernels of a config can be launched while the ones before them run (programmatic dependent launch).
 constexpr bool starts_early(int sm) { return sm >= 90; }
+
+// How many clusters of 1 .. 8 CTAs run at a time, with a CTA a multiprocessor; [0] is nothing. A cluster stays within a
+// part of the GPU, and a share of a GPU (MIG, MPS) may hold none.
+using ClusterCounts = std::array<int, 9>;
+inline constexpr ClusterCounts kH200Clusters = {0, 132, 66, 39, 30, 22, 17, 15, 15};
 
 // Tickets lie at the front of a workspace, apart from data; each stage has its own. workspace_init zeroes them, and the
 // last to arrive at one resets it.

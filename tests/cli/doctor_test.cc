@@ -62,11 +62,11 @@ Model model_of(const Json& config, const Json& quant = nullptr) {
 // Builds that hold one kernel on CUDA, that of attention, or one for every function.
 template <class Kernel>
 constexpr Kernel kCuda{"on_cuda", BackendKind::cuda, "", nullptr, nullptr, nullptr, nullptr};
-constexpr cuda::Config kConfigs[] = {{"sm120", 120, 0, nullptr},
-                                     {"sm90", 90, 0, nullptr},
-                                     {"sm89", 89, 0, nullptr},
-                                     {"sm86", 86, 0, nullptr},
-                                     {"sm80", 80, 0, nullptr}};
+constexpr cuda::Config kConfigs[] = {{"sm120", 120, 0, 1, nullptr},
+                                     {"sm90", 90, 0, 1, nullptr},
+                                     {"sm89", 89, 0, 1, nullptr},
+                                     {"sm86", 86, 0, 1, nullptr},
+                                     {"sm80", 80, 0, 1, nullptr}};
 Kernels attention_alone() {
   Kernels k{};  // of a build's own, none
   k.write_latent = {}, k.write_index_keys = {}, k.index_queries = {}, k.index_scores = {};

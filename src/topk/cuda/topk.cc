@@ -26,8 +26,9 @@ int parts_of(std::int64_t rows, std::int64_t width, int multiprocessors) {
 
 // Whether a row's CTAs may be a cluster: rows that are read four scores at a time, and few. With a CTA on every
 // multiprocessor (16 rows) clusters were slower.
-bool comes_together(const CudaParams& p, int multiprocessors) {
-  return p.width <= kMostTogether && 2 * p.rows * kTogether <= multiprocessors && !p.starts && p.scores_row % 4 == 0 &&
+bool comes_together(const CudaParams& p, const cuda::Context& context) {
+  return p.width <= kMostTogether && 2 * p.rows * kTogether <= context.multiprocessors &&
+         p.rows <= context.clusters[kTogether] && !p.starts && p.scores_row % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(p.scores) % 16 == 0;
 }
 
@@ -87,8 +88,7 @@ void select_rows(CudaParams p, const base::Exec& exec) {
     p.lists = reinterpret_cast<ListEntry*>(space + at.lists);
   }
   const ConfigKernels& kernels = kernels_on(context);
-  const bool together =
-      kernels.together.kernel && p.parts > 1 && !p.skip_empty && comes_together(p, context.multiprocessors);
+  const bool together = kernels.together.kernel && p.parts > 1 && !p.skip_empty && comes_together(p, context);
   if (together) p.parts = kTogether;
   const SelectKernel& kernel = together                ? kernels.together
                                : width <= kListEntries ? kernels.of_list
