@@ -3,7 +3,8 @@
 // bench/attention_cuda.cu -- checks and times the CUDA attention kernels alone: no library, no dependency.
 //
 //   attention_cuda test [small [NAME]]   random and hostile inputs against double precision; exit 1 on an error
-//   attention_cuda bench [--json FILE] [--tile N] [--parts N] [--merge-kernel] KEY...   keys as in the peer benchmark
+//   attention_cuda bench [--json FILE] [--tile N] [--parts N] [--merge-kernel] [--beside UNITS PARTS] KEY...
+//                        keys as in the peer benchmark
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -59,7 +60,8 @@ const at::RowKernels& kernels_of(KvFormat format, int rope) {
   std::exit(2);
 }
 
-bool g_merge_kernel = false;  // whatever the choice says
+bool g_merge_kernel = false;           // whatever the choice says
+int g_beside = 0, g_beside_parts = 0;  // of forced parts: units of a second launch, and the parts of each
 
 // The chosen or a forced tile (the how manieth of its list, from 1) and number of parts.
 at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force_tile, int force_parts) {
@@ -69,13 +71,14 @@ at::Choice choice_of(const at::RowKernels& rows, at::Workload problem, int force
   at::Choice c = at::choose(shapes, problem);
   if (force_tile > 0) c.tile = static_cast<std::size_t>(force_tile - 1);
   if (force_parts > 0) {
-    c.parts = force_parts, c.items = problem.units * force_parts;
+    c.beside = g_beside > 0 && g_beside < problem.units ? g_beside : 0, c.beside_parts = g_beside_parts;
+    c.parts = force_parts, c.items = (problem.units - c.beside) * force_parts;
     const at::TileShape& shape = rows.tile[c.tile].shape;
-    c.merge = force_parts == 1                                     ? at::Merge::last
-              : g_merge_kernel                                     ? at::Merge::kernel
-              : at::merges(shape, force_parts, at::Merge::cluster) ? at::Merge::cluster
-              : at::merges(shape, force_parts, at::Merge::last)    ? at::Merge::last
-                                                                   : at::Merge::kernel;
+    c.merge = force_parts == 1                                                       ? at::Merge::last
+              : g_merge_kernel                                                       ? at::Merge::kernel
+              : at::merges(shape, problem.clusters, force_parts, at::Merge::cluster) ? at::Merge::cluster
+              : at::merges(shape, problem.clusters, force_parts, at::Merge::last)    ? at::Merge::last
+                                                                                     : at::Merge::kernel;
   }
   return c;
 }
@@ -95,9 +98,17 @@ cudaError_t launch(const at::TileKernel& kernel, at::CudaParams p, const at::Cho
   void* args[] = {&p, &groups, &heads};
   const bool early = Arch::kSm >= 90;
   const int cluster = choice.merge == at::Merge::cluster ? p.parts : 1;
+  if (choice.beside > 0) p.launch = at::Launch::first;
   cudaError_t e =
       cuda::launch(kernel.kernel, {choice.items * choice.groups, kernel.threads, kernel.smem_bytes, 1, cluster, early},
                    stream, args);
+  if (e == cudaSuccess && choice.beside > 0) {
+    p.launch = at::Launch::second, p.first_unit = p.units - static_cast<int>(choice.beside);
+    p.parts = choice.beside_parts, p.merge = at::Merge::together;
+    e = cuda::launch(kernel.kernel,
+                     {choice.beside * p.parts * choice.groups, kernel.threads, kernel.smem_bytes, 1, 1, early}, stream,
+                     args);
+  }
   if (e == cudaSuccess && choice.merge == at::Merge::kernel) {
     const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
     e = cuda::launch(kConfig.merge,
@@ -126,7 +137,7 @@ struct Case {
   int pages = 40;
   bool wide = false, lengths = false, sink = false, out_f32 = false, pair = false, hostile = false, far = false,
        invariant = false;
-  int tile = 0, parts = 0;
+  int tile = 0, parts = 0, beside = 0, beside_parts = 0;
   bool nan_row = false;
   bool nan_tail = false;  // in the last row of the token of the first request that sees most
 };
@@ -307,9 +318,10 @@ bool run_case(const Case& x, std::uint64_t seed) {
 
   p.read_once = std::int64_t{p.units} * p.lanes <= slots;
   const at::Workload problem{p.units, p.fold * p.heads, p.lanes, x.dense, x.invariant, multiprocessors()};
+  g_beside = x.beside, g_beside_parts = x.beside_parts;
   const at::Choice choice = choice_of(rows, problem, x.tile, x.parts);
   const std::int64_t group_heads = rows.tile[choice.tile].shape.heads,
-                     partial_rows = choice.items * choice.groups * group_heads;
+                     partial_rows = std::max(choice.items, at::partial_items(choice)) * choice.groups * group_heads;
   GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 512 * 4));
   GOOD(cudaMemset(p.partial, 0xFF, static_cast<std::size_t>(partial_rows) * 512 * 4));
   GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
@@ -492,6 +504,18 @@ int test(bool small, const std::string& only) {
         add("nan_tail_dense_" + of, [&](Case& c) { tail(c), c.dense = true, c.topk = 200, c.page_size = 16; });
         add("nan_tail_shared_" + of, [&](Case& c) { tail(c), c.shared = c.lengths = true, c.topk = 300; });
       }
+    for (const auto& [beside, parts] : {std::pair{1, 12}, {1, 1}, {2, 6}, {3, 20}}) {
+      const std::string of = "beside" + std::to_string(beside) + "_parts" + std::to_string(parts);
+      const auto split = [&](Case& c) {
+        c.tile = rows.count, c.parts = 8, c.requests = 7, c.beside = beside, c.beside_parts = parts, c.pages = 70;
+      };
+      add(of, [&](Case& c) { split(c), c.topk = 2048; });
+      add(of + "_hostile", [&](Case& c) { split(c), c.topk = 1300, c.hostile = c.sink = true, c.heads = 72; });
+      add(of + "_lengths", [&](Case& c) { split(c), c.topk = 1300, c.lengths = c.sink = c.out_f32 = true; });
+      add(of + "_mtp_own", [&](Case& c) { split(c), c.topk = 700, c.requests = 3, c.q_len = 3; });
+      add(of + "_mtp_shared",
+          [&](Case& c) { split(c), c.topk = 700, c.q_len = 3, c.heads = 20, c.shared = c.lengths = c.sink = true; });
+    }
     if (!small && f.rope) {
       add("beyond_2_31_elements",
           [](Case& c) { c.far = true, c.page_size = 48, c.pages = c.format == KvFormat::bf16 ? 77800 : 136800; });
@@ -673,7 +697,8 @@ int bench(const std::vector<std::string>& keys, const char* json, int tile, int 
     const at::Choice choice =
         choice_of(kernels, {units, heads, lanes, dense, false, multiprocessors()}, tile, force_parts);
     const at::TileKernel& kernel = kernels.tile[choice.tile];
-    const std::int64_t partial_rows = choice.items * choice.groups * kernel.shape.heads;
+    const std::int64_t partial_rows =
+        std::max(choice.items, at::partial_items(choice)) * choice.groups * kernel.shape.heads;
     GOOD(cudaMalloc(&p.partial, static_cast<std::size_t>(partial_rows) * 2048));
     GOOD(cudaMalloc(&p.partial_log2, static_cast<std::size_t>(partial_rows) * 4));
     GOOD(cudaMalloc(&p.unit_parts, at::kUnevenUnits * sizeof(at::UnitParts)));
@@ -770,6 +795,7 @@ int main(int argc, char** argv) {
     else if (a == "--tile") tile = std::atoi(argv[++i]);
     else if (a == "--parts") parts = std::atoi(argv[++i]);
     else if (a == "--merge-kernel") g_merge_kernel = true;
+    else if (a == "--beside") g_beside = std::atoi(argv[++i]), g_beside_parts = std::atoi(argv[++i]);
     else keys.push_back(a);
   }
   if (mode == "bench") return bench(keys, json, tile, parts);

@@ -73,10 +73,10 @@ TEST(Case25SmemPlan, ChoicesKeepToTheirBounds) {
                 const TileShape& tile = rows.tile[c.tile].shape;
                 EXPECT_GE(c.groups * tile.heads, heads);
                 EXPECT_LT((c.groups - 1) * tile.heads, heads);
-                EXPECT_GE(c.items, units);
+                EXPECT_GE(c.items + c.beside * c.beside_parts, units);
                 EXPECT_TRUE(!invariant || c.parts == 1);
                 if (c.parts == 1) continue;
-                EXPECT_LE(c.items * c.groups * tile.heads, partial_heads(units, heads, lanes));
+                EXPECT_LE(partial_items(c) * c.groups * tile.heads, partial_heads(units, heads, lanes));
                 if (c.merge == Merge::cluster) {
                   EXPECT_LE(c.parts, tile.cluster);
                 } else if (c.merge == Merge::last) {
@@ -103,6 +103,49 @@ TEST(Case25SmemPlan, ShortStartWhereEveryCtaHasATileOrTwo) {
           EXPECT_EQ(tokens_of(units, heads), 64) << rows.rows << ' ' << units << ' ' << heads;
     }
   }
+}
+
+// Units that a wave of clusters leaves go beside it: all at the same time, each cut into parts that it has tiles for.
+TEST(Case25SmemPlan, WhatAWaveOfClustersLeavesGoesBesideIt) {
+  for (const ConfigKernels& config : config_kernels())
+    for (const RowKernels& rows : config.rows)
+      for (const std::int64_t heads : {16, 64, 72, 128})
+        for (const std::int64_t lanes : {64, 700, 2048, 131072})
+          for (std::int64_t units = 1; units <= 140; ++units) {
+            SCOPED_TRACE(testing::Message() << "sm_" << config.sm << ", " << rows.rows << ", heads " << heads
+                                            << ", units " << units << ", lanes " << lanes);
+            const Choice c = choose_for(rows, {units, heads, lanes, false, false, 132});
+            const bool wanted = config.sm == 90 && heads == 64 && lanes == 2048;
+            EXPECT_TRUE(c.beside > 0 || !wanted || (units != 16 && (units < 31 || units > 33)));
+            EXPECT_TRUE(c.beside == 0 || config.sm == 90);
+            if (c.beside == 0) continue;
+            const TileShape& tile = rows.tile[c.tile].shape;
+            EXPECT_EQ(c.merge, Merge::cluster);
+            EXPECT_EQ(c.items, (units - c.beside) * c.parts);
+            EXPECT_LE(c.items * c.groups, c.parts * cuda::kH200Clusters[static_cast<std::size_t>(c.parts)]);
+            EXPECT_LE((c.items + c.beside * c.beside_parts) * c.groups, 132);
+            EXPECT_GE(c.beside_parts, 2);
+            EXPECT_LE(c.beside_parts, tile.meeting);
+            EXPECT_LE(c.beside_parts, (lanes + tile.tokens - 1) / tile.tokens);
+            EXPECT_LE(c.beside * c.beside_parts * c.groups * tile.heads, partial_heads(units, heads, lanes));
+            EXPECT_EQ(choose_for(rows, {units, heads, lanes, false, true, 132}).beside, 0);
+            EXPECT_EQ(choose_for(rows, {units, heads, lanes, true, false, 132}).beside, 0);
+          }
+}
+
+// A share of a GPU may hold no cluster of some size, or none at all.
+TEST(Case25SmemPlan, NoClustersThatTheDeviceHasNoPlaceFor) {
+  for (const ConfigKernels& config : config_kernels())
+    for (const RowKernels& rows : config.rows)
+      for (const cuda::ClusterCounts& clusters : {cuda::ClusterCounts{0, 16}, cuda::ClusterCounts{0, 16, 8, 4, 2}})
+        for (const std::int64_t heads : {8, 16, 32, 64, 128})
+          for (std::int64_t units = 1; units <= 40; ++units) {
+            const Choice c = choose_for(rows, {units, heads, 2048, false, false, 16, clusters});
+            SCOPED_TRACE(testing::Message()
+                         << "sm_" << config.sm << ", " << rows.rows << ", heads " << heads << ", units " << units);
+            EXPECT_TRUE(c.merge != Merge::cluster || clusters[static_cast<std::size_t>(c.parts)] > 0);
+            EXPECT_LE((c.items + c.beside * c.beside_parts) * (c.beside > 0 ? c.groups : 0), 16);
+          }
 }
 
 }  // namespace

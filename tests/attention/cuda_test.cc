@@ -104,6 +104,56 @@ TEST_F(OnCuda, GraphReplayedWithNewLengths) {
   }
 }
 
+// Units that a wave of clusters leaves are a second launch beside the first (H200: 15 clusters of 8 parts, 30 of 4).
+TEST_F(OnCuda, UnitsBesideAWaveOfClusters) {
+  const Backend cuda = backend();
+  for (const auto& [format, rope] : kRows)
+    for (const std::int64_t tokens : {16, 17, 31, 34}) {
+      SCOPED_TRACE(tokens);
+      Problem p{.tokens = tokens, .heads = 64, .format = format, .rope = rope, .pages = 20, .sinks = true};
+      p.random_list(1100, 1000);
+      p.topk_length.assign(static_cast<std::size_t>(tokens), 1100);
+      p.topk_length[2] = 0, p.topk_length.back() = tokens == 17 ? 0 : 777;
+      if (tokens == 31) p.topk_length.back() = 100;  // fewer tiles than parts
+      expect_solved(p, cuda);
+    }
+  Problem folded{.tokens = 8, .heads = 128, .format = KvFormat::bf16, .pages = 40};
+  folded.random_list(2048, 2000);
+  expect_solved(folded, cuda);
+}
+
+TEST_F(OnCuda, UnitsBesideAWaveReplayedWithNewLengths) {
+  const Backend cuda = backend();
+  for (const std::int64_t tokens : {16, 33}) {
+    Resident call(cuda, KvFormat::fp8_ds_mla, tokens, 64, 2048);
+    const OwnStream stream;
+    const Graph graph(stream.handle, [&] { call.launch(stream.handle), call.launch(stream.handle); });
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+      call.lengths(i);
+      graph.replay(stream.handle), stream.wait();
+      const std::vector<bf16> replayed = call.result();
+      call.launch(stream.handle), stream.wait();
+      ASSERT_TRUE(same_bytes(replayed, call.result())) << i;
+    }
+  }
+}
+
+// Each has a workspace of its own; the second launches of both may wait for places that the other has.
+TEST_F(OnCuda, UnitsBesideAWaveOnTwoStreams) {
+  const Backend cuda = backend();
+  Resident one(cuda, KvFormat::fp8_ds_mla, 16, 64, 2048), other(cuda, KvFormat::bf16, 32, 64, 2048);
+  const OwnStream a, b;
+  one.launch(a.handle), a.wait();
+  other.launch(b.handle), b.wait();
+  const std::vector<bf16> first = one.result(), second = other.result();
+  for (int i = 0; i < 200; ++i) {
+    for (int k = 0; k < 5; ++k) one.launch(a.handle), other.launch(b.handle);
+    a.wait(), b.wait();
+    ASSERT_TRUE(same_bytes(first, one.result())) << i;
+    ASSERT_TRUE(same_bytes(second, other.result())) << i;
+  }
+}
+
 TEST_F(OnCuda, Case06Heads) {
   const Backend cuda = backend();
   for (const auto& [format, rope] : kRows)

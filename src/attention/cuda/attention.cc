@@ -147,13 +147,13 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   CudaParams p = params_of(args, units);
 
   const bool dense = std::holds_alternative<BlockTable>(args.rows);
-  Choice choice = choose_for(
-      rows, {units.units, units.fold * p.heads, p.lanes, dense, args.batch_invariant, context.multiprocessors});
+  const Choice choice = choose_for(rows, {units.units, units.fold * p.heads, p.lanes, dense, args.batch_invariant,
+                                          context.multiprocessors, context.clusters});
   p.parts = choice.parts, p.target = choice.target, p.merge = choice.merge;
 
   char* const space = static_cast<char*>(exec.workspace.data);
   const std::int64_t tile_heads = rows.tile[choice.tile].shape.heads;
-  const Layout at = layout(choice.parts == 1 ? 0 : choice.items * choice.groups * tile_heads);
+  const Layout at = layout(partial_items(choice) * choice.groups * tile_heads);
   p.tickets = reinterpret_cast<unsigned*>(space);
   p.unit_parts = reinterpret_cast<UnitParts*>(space + at.plan);
   p.partial_log2 = reinterpret_cast<float*>(space + at.log2);
@@ -169,10 +169,18 @@ void attention_cuda(const AttentionArgs& args, const base::Exec& exec) {
   int groups = static_cast<int>(choice.groups), heads = tile.shape.heads;
   void* arguments[] = {&p, &groups, &heads};
   const bool early = cuda::starts_early(config.sm);
-  const int cluster = choice.merge == Merge::cluster ? p.parts : 1;
-  const std::int64_t ctas = choice.items * groups;
-  const int smem = ctas <= context.multiprocessors ? std::max(tile.smem_bytes, config.alone_bytes) : tile.smem_bytes;
-  cuda::launch(tile.kernel, {ctas, tile.threads, smem, 1, cluster, early}, stream, arguments, "attention");
+  const auto start = [&](std::int64_t items, int cluster) {
+    const std::int64_t ctas = items * groups;
+    const int smem = ctas <= context.multiprocessors ? std::max(tile.smem_bytes, config.alone_bytes) : tile.smem_bytes;
+    cuda::launch(tile.kernel, {ctas, tile.threads, smem, 1, cluster, early}, stream, arguments, "attention");
+  };
+  if (choice.beside > 0) p.launch = Launch::first;
+  start(choice.items, choice.merge == Merge::cluster ? p.parts : 1);
+  if (choice.beside > 0) {  // behind the clusters, whose places its CTAs would take
+    p.launch = Launch::second, p.first_unit = p.units - static_cast<int>(choice.beside);
+    p.parts = choice.beside_parts, p.merge = Merge::together;
+    start(choice.beside * p.parts, 1);
+  }
   if (choice.merge == Merge::kernel) {
     const std::int64_t all_heads = std::int64_t{p.units} * p.fold * p.heads;
     cuda::launch(config.merge, {all_heads, kMergeThreads, 0, merge_rows(all_heads, context.multiprocessors), 1, early},

@@ -45,6 +45,7 @@ struct TileShape {
   int tokens;   // lanes of a tile
   int ctas;     // on a multiprocessor
   int cluster;  // most CTAs that can be a cluster and merge their parts; 1 where there are no clusters
+  int meeting;  // most parts that can merge together through memory, beside clusters; 0: none
   Clocks clocks;
   int turns = 1;  // tiles that a CTA works on side by side: fewer take no less time
 };
@@ -56,6 +57,7 @@ struct Workload {
   bool lengths_vary;   // and are known on the device only
   bool invariant;      // a unit's cut must not depend on other units
   int multiprocessors;
+  cuda::ClusterCounts clusters = cuda::kH200Clusters;
 };
 
 struct Choice {
@@ -63,7 +65,11 @@ struct Choice {
   std::int64_t groups = 1;    // of heads
   int parts = 1, target = 0;  // as in CudaParams
   Merge merge = Merge::last;
-  std::int64_t items = 0;  // most parts of all units together
+  std::int64_t items = 0;  // most parts of all units together, without those of:
+  // The last units, which a second launch computes on multiprocessors where no cluster of the first fits; their parts
+  // merge together.
+  std::int64_t beside = 0;
+  int beside_parts = 0;
 };
 
 inline constexpr std::int64_t kHeadBytes = 512 * 4;     // of a partial result
@@ -75,16 +81,13 @@ inline constexpr int kUnevenUnits = 4096;                               // most 
 inline constexpr int kMergeThreads = 256;
 inline constexpr int kMergeParts = 2048;  // most that the merge kernel takes
 
-// Of 132 multiprocessors with a CTA each, as many are in clusters of that many CTAs at a time: a cluster stays within a
-// part of the GPU (cudaOccupancyMaxActiveClusters on an H200).
-inline constexpr int kClustered[] = {132, 132, 132, 117, 120, 110, 102, 105, 120};
-
 // Whether parts can be merged so.
-inline bool merges(const TileShape& t, std::int64_t parts, Merge merge) {
+inline bool merges(const TileShape& t, const cuda::ClusterCounts& clusters, std::int64_t parts, Merge merge) {
   switch (merge) {
     case Merge::last: return parts <= kMergeHereParts && parts * t.heads * kHeadBytes <= kMergeBytes && t.cluster == 1;
-    case Merge::cluster: return parts <= t.cluster;
+    case Merge::cluster: return parts <= t.cluster && clusters[static_cast<std::size_t>(parts)] > 0;
     case Merge::kernel: return parts > 1;
+    case Merge::together: return parts <= t.meeting;
   }
   return false;
 }
@@ -93,7 +96,7 @@ inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how
   const Clocks& c = t.clocks;
   const std::int64_t ctas = x.units * cuda::ceil_div<std::int64_t>(x.heads, t.heads) * parts;
   const std::int64_t at_once =
-      how == Merge::cluster ? std::max(1, x.multiprocessors * kClustered[parts] / kClustered[1]) : x.multiprocessors;
+      how == Merge::cluster ? parts * x.clusters[static_cast<std::size_t>(parts)] : x.multiprocessors;
   const std::int64_t crowd = std::clamp<std::int64_t>(cuda::ceil_div<std::int64_t>(ctas, at_once), 1, t.ctas);
   const std::int64_t waves = cuda::ceil_div<std::int64_t>(ctas, at_once * crowd);
   const std::int64_t part = cuda::ceil_div(cuda::ceil_div<std::int64_t>(x.lanes, t.tokens), std::int64_t{parts}),
@@ -106,6 +109,7 @@ inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how
     switch (how) {
       case Merge::last: merge = 3000 + 60. * parts * t.heads; break;
       case Merge::cluster: merge = 3000; break;
+      case Merge::together: merge = 4500; break;
       case Merge::kernel: merge = 4500 + std::min(70 * all_heads, 5500.) + all_heads; break;
     }
   }
@@ -116,6 +120,28 @@ inline double clocks(const TileShape& t, const Workload& x, int parts, Merge how
 // out.
 inline int merge_rows(std::int64_t heads, int multiprocessors) {
   return heads <= multiprocessors ? 4 : heads <= 2 * multiprocessors ? 2 : 1;
+}
+
+// A wave of clusters of `parts` CTAs, the units that it leaves beside it, and the clocks of both. No units: none are
+// left, or they do not fit there.
+struct Wave {
+  std::int64_t beside;
+  int parts;  // of each
+  double clocks;
+};
+inline Wave wave_of_clusters(const TileShape& t, const Workload& x, std::int64_t groups, int parts) {
+  constexpr double kSecondLaunch = 2000;
+  const std::int64_t units = x.clusters[static_cast<std::size_t>(parts)] / groups, beside = x.units - units;
+  const std::int64_t left = x.multiprocessors - units * groups * parts;
+  if (units <= 0 || beside <= 0 || beside * groups > left) return {};
+  const std::int64_t tiles = cuda::ceil_div<std::int64_t>(x.lanes, t.tokens),
+                     most = std::min({left / (beside * groups), tiles, std::int64_t{t.meeting}});
+  if (most < 2) return {};
+  const auto each = static_cast<int>(cuda::ceil_div(tiles, cuda::ceil_div(tiles, most)));  // more would gain nothing
+  Workload first = x, second = x;
+  first.units = units, second.units = beside;
+  return {beside, each,
+          std::max(clocks(t, first, parts, Merge::cluster), kSecondLaunch + clocks(t, second, each, Merge::together))};
 }
 
 // `tiles` by ascending heads.
@@ -134,13 +160,18 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
       best = {i, groups, 1, 0, Merge::last, x.units};
       continue;
     }
-    for (int parts = 1; parts <= most; ++parts)
+    for (int parts = 1; parts <= most; ++parts)  // units that meet beside clusters come below
       for (const Merge merge : {Merge::last, Merge::cluster, Merge::kernel}) {
-        if (parts > 1 && !merges(t, parts, merge)) continue;
+        if (parts > 1 && !merges(t, x.clusters, parts, merge)) continue;
         const double cost = clocks(t, x, parts, merge);
         if (best.items > 0 && cost >= least) continue;
         least = cost;
         best = {i, groups, parts, 0, merge, x.units * parts};
+      }
+    for (int parts = 2; parts <= std::min<std::int64_t>(most, t.cluster) && t.meeting > 0 && !x.lengths_vary; ++parts)
+      if (const Wave wave = wave_of_clusters(t, x, groups, parts); wave.beside > 0 && wave.clocks < least) {
+        least = wave.clocks;
+        best = {i, groups, parts, 0, Merge::cluster, (x.units - wave.beside) * parts, wave.beside, wave.parts};
       }
   }
   const TileShape& t = tiles[best.tile];
@@ -158,6 +189,10 @@ inline Choice choose(std::span<const TileShape> tiles, const Workload& x) {
   return best;
 }
 
+// How many parts of a choice leave partial results, at most.
+inline std::int64_t partial_items(const Choice& c) {
+  return c.beside > 0 ? c.beside * c.beside_parts : c.parts == 1 ? 0 : c.items;
+}
 // Enough partial results for any call within the bounds.
 inline std::int64_t partial_heads(std::int64_t tokens, std::int64_t heads, std::int64_t lanes) {
   const std::int64_t padded = cuda::ceil_div<std::int64_t>(heads, 64) * 64;

@@ -34,6 +34,7 @@ struct HopperSmem {
   alignas(8) std::uint64_t full[2], empty[2];  // mbarriers
   int visible[64];                             // lanes of this part that the head may see
   int least;                                   // lanes of the unit that every token sees
+  unsigned todo;                               // of parts that merge together
   float shared[2][64];                         // what the consumers tell each other, by head
   PlanSmem plan;
 };
@@ -418,7 +419,7 @@ struct Hopper {
       factor[r] = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
     }
     put_shares(o, s_shares, group, row, c, factor);
-    write_shares(p, s.plan.place, groups, s_log2, s_shares, thread, kConsumers,
+    write_shares(p, s.plan.place, groups, s_log2, s_shares, s.todo, thread, kConsumers,
                  [] { cuda::barrier_sync(3, kConsumers); });
   }
 
@@ -450,8 +451,7 @@ __global__ void __launch_bounds__(cuda::WarpGroupTile::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char hopper_smem[];
   auto& s = *reinterpret_cast<HopperSmem<Rows>*>(hopper_smem);
   using Loop = Hopper<Rows>;
-  cuda::let_next_start();
-  cuda::wait_for_kernel();
+  begin_launch(p);
   const Place place = find_place(p, groups, Loop::kTokens, s.plan);
   if (place.part.parts == 0) return;  // the whole CTA
   const LaneRange lanes = range_of(place.part, Loop::kTokens);

@@ -79,7 +79,8 @@ __device__ inline void put_shares(const float (&o)[2][64], float* s_shares, int 
 // The shares of this CTA, or of its cluster, to where they belong. `barrier` joins the threads that call.
 template <class Barrier>
 __device__ inline void write_shares(const CudaParams& p, const Place& place, int groups, const float* s_log2,
-                                    const float* s_shares, int thread, int threads, Barrier barrier) {
+                                    const float* s_shares, unsigned& s_todo, int thread, int threads,
+                                    Barrier barrier) {
   constexpr int kHeads = 64;
   const Part& part = place.part;
   const int first_head = place.group * kHeads, heads = min(kHeads, p.fold * p.heads - first_head);
@@ -101,7 +102,24 @@ __device__ inline void write_shares(const CudaParams& p, const Place& place, int
         *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) =
             *reinterpret_cast<const float4*>(s_shares + local * kShareStride + column);
       }
+    if (p.merge == Merge::together) {
+      __threadfence();
+      barrier();
+      const int list = (place.item / part.parts) * groups + place.group;
+      if (thread == 0) s_todo = Meeting::meet(p.tickets + list, part.index, part.parts);
+      barrier();
+      __threadfence();
+      const std::int64_t step = static_cast<std::int64_t>(groups) * kHeads;
+      const std::int64_t base = part.first_item * step + place.group * kHeads;
+#pragma unroll 1
+      for (unsigned todo = s_todo; todo != 0; todo &= todo - 1) {
+        const int i = __ffs(static_cast<int>(todo)) - 1;
+        add_partials(p, part.unit, part.parts, base, step, first_head, heads * i / part.parts,
+                     heads * (i + 1) / part.parts, warp, warps);
+      }
+    }
   }
+  if (thread == 0) end_launch(p);
 }
 
 // Two weights rounded, or what rounding takes from them.

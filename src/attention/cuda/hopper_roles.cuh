@@ -29,6 +29,7 @@ struct RolesSmem {
   int visible[64];             // lanes of this part that the head may see
   int least;                   // lanes of the unit that every token sees
   float log2[64], factor[64];  // in the end: of the head's sum; what O has to be multiplied with
+  unsigned todo;               // of parts that merge together
   PlanSmem plan;
 };
 
@@ -359,8 +360,7 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
   using Base = Role<Rows>;
   static_assert(Base::kThreads == cuda::RolesTile::kThreads);
   static_assert(sizeof(s.rows) >= sizeof(float) * kShareStride * 64);
-  cuda::let_next_start();
-  cuda::wait_for_kernel();
+  begin_launch(p);
   const Place place = find_place(p, groups, Base::kTokens, s.plan);
   if (place.part.parts == 0) return;  // the whole CTA
   const LaneRange lanes = range_of(place.part, Base::kTokens);
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
     put_shares(values.o, s_shares, values.group, values.row, values.c,
                {s.factor[values.row], s.factor[values.row + 8]});
   }
-  write_shares(p, s.plan.place, groups, s.log2, s_shares, Base::own_thread(), Base::kConsumers, join);
+  write_shares(p, s.plan.place, groups, s.log2, s_shares, s.todo, Base::own_thread(), Base::kConsumers, join);
 #endif
 }
 

@@ -19,6 +19,7 @@ namespace sievemla::stage::attention {
 template <class Arch, class Rows, class Tile>
 struct TileOf {
   using Smem = AttentionSmem<Rows, Tile>;
+  static constexpr int kMeeting = 0;
   static constexpr Clocks kClocks = Arch::kWarpgroupMma ? short_start_clocks() : clocks_of(Tile::kCtaHeads);
   static constexpr int kTurns = 1;
   // Rows gathered, and read as keys and as values by each group of four warps; the four's scores, P of each.
@@ -30,6 +31,7 @@ template <class Arch, class Rows, int Heads, int Warps, int Groups, int Ctas>
 struct TileOf<Arch, Rows, cuda::TurnsTile<Heads, Warps, Groups, Ctas>> {
   using Tile = cuda::TurnsTile<Heads, Warps, Groups, Ctas>;
   using Smem = TurnsSmem<Rows, Tile>;
+  static constexpr int kMeeting = 0;
   static constexpr Clocks kClocks = turns_clocks(Heads, Rows::kScaled);
   static constexpr int kTurns = Groups;
   // Rows gathered, read as keys and as values; Q for 16 rows; P.
@@ -40,6 +42,7 @@ struct TileOf<Arch, Rows, cuda::TurnsTile<Heads, Warps, Groups, Ctas>> {
 template <class Arch, class Rows>
 struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
   using Smem = HopperSmem<Rows>;
+  static constexpr int kMeeting = Meeting::kMostParts;
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr int kTurns = 1;
   static constexpr int kLaneBytes = 0;
@@ -48,6 +51,7 @@ struct TileOf<Arch, Rows, cuda::WarpGroupTile> {
 template <class Arch, class Rows>
 struct TileOf<Arch, Rows, cuda::RolesTile> {
   using Smem = RolesSmem<Rows>;
+  static constexpr int kMeeting = Meeting::kMostParts;
   static constexpr Clocks kClocks = warp_group_clocks(Rows::kScaled);
   static constexpr int kTurns = 1;
   static constexpr int kLaneBytes = 0;
@@ -57,6 +61,7 @@ template <class Arch, class Rows, int Heads, int Groups, int Slots, int Batch>
 struct TileOf<Arch, Rows, cuda::FewHeadsTile<Heads, Groups, Slots, Batch>> {
   using Tile = cuda::FewHeadsTile<Heads, Groups, Slots, Batch>;
   using Smem = FewHeadsSmem<Rows, Tile>;
+  static constexpr int kMeeting = 0;
   static constexpr Clocks kClocks = few_heads_clocks(Heads, Rows::kScaled);
   static constexpr int kTurns = 1;
   static constexpr int kLaneBytes = 0;
@@ -69,7 +74,7 @@ TileKernel tile_kernel() {
   using Smem = typename Of::Smem;
   static_assert(sizeof(Smem) <= Arch::kSmemBytes);
   static_assert(Tile::kCtas * (sizeof(Smem) + 1024) <= Arch::kSmemSmBytes);
-  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kClocks, Of::kTurns},
+  return {{Tile::kCtaHeads, Tile::kTokens, Tile::kCtas, Arch::kCluster, Of::kMeeting, Of::kClocks, Of::kTurns},
           Tile::kThreads,
           static_cast<int>(sizeof(Smem)),
           Of::kLaneBytes,

@@ -144,6 +144,78 @@ __device__ inline void merge_if_last(const CudaParams& p, const Part& part, int 
   else add_parts<16>(p, from, part_step, parts, heads, s_weight, s_out_at, threads);
 }
 
+// ---- parts that merge together, through memory --------------------------------------------------------
+
+// The parts of a unit meet at a ticket, and each adds up some of the heads. They run at the same time, most likely: who
+// has waited for long leaves its heads to the last to arrive.
+struct Meeting {
+  static constexpr int kBits = 6, kMostParts = 32 - 2 * kBits;
+  static constexpr unsigned kArrived = 1, kLeft = 1u << kBits, kMask = kLeft - 1, kGone = kLeft << kBits;
+  static constexpr long long kPatience = 100000;  // clocks
+
+  // Parts whose heads this one has to add up, as bits. One thread calls, all threads' results being visible.
+  __device__ static unsigned meet(unsigned* ticket, int index, int parts) {
+    const unsigned mine = kGone << index;
+    unsigned seen = atomicAdd(ticket, kArrived) + kArrived, todo = mine;
+    if (static_cast<int>(seen & kMask) == parts) {
+      todo |= seen;
+    } else {
+      const long long start = clock64();
+      for (;;) {
+        seen = static_cast<unsigned>(cuda::load_now(reinterpret_cast<const int*>(ticket)));
+        if (static_cast<int>(seen & kMask) == parts) break;
+        if (clock64() - start > kPatience && atomicCAS(ticket, seen, seen | mine) == seen) return 0;
+      }
+    }
+    seen = atomicAdd(ticket, kLeft) + kLeft;  // who has left does not look any more
+    if (static_cast<int>(seen / kLeft & kMask) + __popc(seen / kGone) == parts) *ticket = 0;
+    return todo / kGone;
+  }
+};
+
+// Heads [first, end) of a head group, by a warp each. `base`: the group's first row in the unit's first part.
+__device__ inline void add_partials(const CudaParams& p, int unit, int parts, std::int64_t base, std::int64_t step,
+                                    int first_head, int first, int end, int warp, int warps) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int local = first + warp; local < end; local += warps) {
+    const HeadPlace at = place_of(p, unit, first_head + local);
+    const float log2 = lane < parts ? __ldcg(p.partial_log2 + base + local + lane * step) : -INFINITY;
+    float peak = log2;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    const float shift = peak == -INFINITY ? 0.f : peak;
+    float weight = cuda::exp2_approx(log2 - shift), total = weight;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+    weight *= inverse_with_sink(p, total, shift, at.head);
+    if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+    const float4* const from = reinterpret_cast<const float4*>(p.partial) + (base + local) * (512 / 4) + lane;
+    float4 sum[4] = {};
+    constexpr int kAtOnce = 6;
+#pragma unroll 1
+    for (int i = 0; i < parts; i += kAtOnce) {
+      float4 x[kAtOnce][4];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          if (i + j < parts) x[j][k] = __ldcg(from + (i + j) * step * (512 / 4) + k * 32);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float mine = __shfl_sync(~0u, weight, i + j);
+        if (mine != 0.f)  // an empty part has no row: what lies there may be NaN
+#pragma unroll
+          for (int k = 0; k < 4; ++k)
+            sum[k].x += mine * x[j][k].x, sum[k].y += mine * x[j][k].y, sum[k].z += mine * x[j][k].z,
+                sum[k].w += mine * x[j][k].w;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) store4(p, at.token * p.out_token + at.head * p.out_head + 4 * lane + k * 128, sum[k]);
+  }
+}
+
 // ---- parts that are a cluster ------------------------------------------------------------------------
 
 // A CTA has in shared memory what it found of each head: log2 of the sum, and the normalised result, rows this many

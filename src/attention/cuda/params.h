@@ -20,8 +20,14 @@ constexpr Divider divider(int divisor) {
                       : Divider{~std::uint64_t{0} / static_cast<std::uint64_t>(divisor) + 1, divisor};
 }
 
-// Who adds up the parts of a unit: the last CTA to arrive, a kernel of its own, or the parts together, as a cluster.
-enum class Merge { last, kernel, cluster };
+// Who adds up the parts of a unit: the last CTA to arrive, a kernel of its own, or the parts together: as a cluster, or
+// through memory.
+enum class Merge { last, kernel, cluster, together };
+
+// A call is one launch, or two of the same kernel that run side by side, each with units of its own.
+//   first:  lets the second start when it may itself, so that the second need not wait for what lies ahead of both
+//   second: waits for the first in its end, so that who waits for the second alone finds what both have written
+enum class Launch { alone, first, second };
 
 // Of a unit: its first item, and how many.
 struct UnitParts {
@@ -55,6 +61,8 @@ struct CudaParams {
   Divider table_page;  // by the page size, always
   const int* lengths;  // [units]
 
+  Launch launch;
+  int first_unit;  // of this launch, whose items and tickets count from there
   int units, fold, heads;
   int lanes;          // the most a unit has
   float scale_log2;   // softmax scale * log2(e)

@@ -88,6 +88,18 @@ __device__ inline bool plan_is_told(const CudaParams& p) { return p.parts > 0 &&
 
 __device__ inline int quotient_of(int n, int by) { return by == 1 ? n : n / by; }
 
+// Before anything is read. Kernels whose CTAs fill a multiprocessor let the next start at once.
+__device__ inline void begin_launch(const CudaParams& p) {
+  if (p.launch == Launch::alone) cuda::let_next_start();
+  if (p.launch == Launch::second) __threadfence();  // what the first waited for is there: not as L1 has it from before
+  else cuda::wait_for_kernel();
+  if (p.launch != Launch::alone) cuda::let_next_start();
+}
+// When the CTA's results are written. One thread calls.
+__device__ inline void end_launch(const CudaParams& p) {
+  if (p.launch == Launch::second) cuda::wait_for_kernel();
+}
+
 // All threads of the CTA call.
 __device__ inline Place find_place(const CudaParams& p, int groups, int tile, PlanSmem& s) {
   const int cta = static_cast<int>(blockIdx.x);
@@ -97,7 +109,8 @@ __device__ inline Place find_place(const CudaParams& p, int groups, int tile, Pl
     return {s.place.part, item, cta - item * groups};
   }
   const int list = quotient_of(cta, p.parts), index = cta - list * p.parts;
-  const int unit = quotient_of(list, groups), group = list - unit * groups, first = unit * p.parts;
+  const int mine = quotient_of(list, groups), group = list - mine * groups, first = mine * p.parts;
+  const int unit = p.first_unit + mine;
   return {{unit, index, p.parts, first, lanes_of_unit(p, unit)}, first + index, group};
 }
 
