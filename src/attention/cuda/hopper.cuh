@@ -408,19 +408,29 @@ struct Hopper {
       if (c == 0) s.shared[group][row + 8 * r] = sum[r];
     }
     cuda::barrier_sync(3, kConsumers);
-    auto* const s_log2 = reinterpret_cast<float*>(s.q[0]);  // no longer needed
-    auto* const s_shares = reinterpret_cast<float*>(s.rows);
-    static_assert(offsetof(Smem, scale) - offsetof(Smem, rows) >= sizeof(float) * kShareStride * 64);
+    auto& halves = reinterpret_cast<HalfShares&>(s.q[0]);  // no longer needed
+    auto* const s_log2 = reinterpret_cast<float*>(s.q[1]);
+    static_assert(sizeof(halves) <= sizeof(s.q[0]));
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = s.shared[0][row + 8 * r] + s.shared[1][row + 8 * r];
-      if (group == 0 && c == 0) s_log2[row + 8 * r] = log2_of(sum[r], peak[r] - kKeyLog2);
+      if (group == 0 && c == 0)
+        halves.told[row + 8 * r].log2 = s_log2[row + 8 * r] = log2_of(sum[r], peak[r] - kKeyLog2);
       factor[r] = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
     }
-    put_shares(o, s_shares, group, row, c, factor);
-    write_shares(p, s.plan.place, groups, s_log2, s_shares, s.todo, thread, kConsumers,
-                 [] { cuda::barrier_sync(3, kConsumers); });
+    const auto join = [] { cuda::barrier_sync(3, kConsumers); };
+    static_assert(offsetof(Smem, scale) - offsetof(Smem, rows) >= sizeof(float) * kShareStride * 64);
+    const Place place = s.plan.place;
+    if (place.part.parts > 1 && p.merge == Merge::cluster) {
+      auto* const s_shares = reinterpret_cast<__half*>(s.rows);
+      put_half_shares(o, halves, s_shares, group, row, c, factor, join);
+      write_half_shares(p, place, halves, s_shares, thread, kConsumers);
+    } else {
+      auto* const s_shares = reinterpret_cast<float*>(s.rows);
+      put_shares(o, s_shares, group, row, c, factor);
+      write_shares<2>(p, place, groups, s_log2, s_shares, s.todo, thread, kConsumers, join);
+    }
   }
 
   __device__ void consume(int groups) {

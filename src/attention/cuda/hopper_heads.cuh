@@ -5,6 +5,8 @@
 #pragma once
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "attention/cuda/merge.cuh"
 #include "attention/cuda/plan.cuh"
 #include "attention/cuda/rows.cuh"
@@ -76,23 +78,95 @@ __device__ inline void put_shares(const float (&o)[2][64], float* s_shares, int 
   }
 }
 
-// The shares of this CTA, or of its cluster, to where they belong. `barrier` joins the threads that call.
+// The greatest |O| of a thread's columns of head row + 8 r that is finite.
+__device__ inline float most_of(const float (&o)[2][64], int r) {
+  float most = 0.f;
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int j = 0; j < 16; ++j) most = fmaxf(most, fmaxf(fabsf(o[h][4 * j + 2 * r]), fabsf(o[h][4 * j + 2 * r + 1])));
+  if (most == INFINITY) {
+    most = 0.f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const float y = fabsf(o[h][j / 2 * 4 + 2 * r + j % 2]);
+        most = fmaxf(most, y < INFINITY ? y : 0.f);
+      }
+  }
+  return most;
+}
+
+// What shares in f16 need beside them; s_most: by warp group and head.
+struct HalfShares {
+  Told told[64];
+  float most[2][64];
+};
+
+// The same for a cluster, in f16: each head with a power of two of its own, so that its greatest value is about 2^14 of
+// it; s.told has log2 of the sums. `barrier` joins the two warp groups.
 template <class Barrier>
+__device__ inline void put_half_shares(const float (&o)[2][64], HalfShares& s, __half* s_shares, int group, int row,
+                                       int c, const float (&factor)[2], Barrier barrier) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float most = most_of(o, r);
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    if (c == 0) s.most[group][row + 8 * r] = most;
+  }
+  barrier();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float top = fmaxf(s.most[0][row + 8 * r], s.most[1][row + 8 * r]) * factor[r];
+    const float power = fminf(fmaxf(__uint_as_float(__float_as_uint(top) & 0x7F800000u), 0x1p-100f), 0x1p126f);
+    const float scale = 0x1p14f / power;
+    if (group == 0 && c == 0) s.told[row + 8 * r].factor = power * 0x1p-14f;
+    __half* const to = s_shares + (row + 8 * r) * kHalfStride + 256 * group + 2 * c;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+        *reinterpret_cast<std::uint32_t*>(to + 128 * h + 8 * j) =
+            cuda::pack_f16x2(o[h][4 * j + 2 * r] * factor[r] * scale, o[h][4 * j + 2 * r + 1] * factor[r] * scale);
+  }
+}
+
+// The shares of a cluster to where they belong. All its consuming threads call.
+__device__ inline void write_half_shares(const CudaParams& p, const Place& place, const HalfShares& s,
+                                         const __half* s_shares, int thread, int threads) {
+  constexpr int kHeads = 64;
+  const Part& part = place.part;
+  const int first_head = place.group * kHeads, heads = min(kHeads, p.fold * p.heads - first_head);
+  const int first = kHeads * part.index / part.parts, end = min(kHeads * (part.index + 1) / part.parts, heads);
+  cuda::cluster_sync();
+  const auto add = [&](auto parts) {
+    add_half_shares<decltype(parts)::value>(p, part.unit, part.parts, part.index, s.told, s_shares, first_head, first,
+                                            end, thread / 32, threads / 32);
+  };
+  if (part.parts <= 2) add(std::integral_constant<int, 2>{});
+  else if (part.parts <= 4) add(std::integral_constant<int, 4>{});
+  else add(std::integral_constant<int, 8>{});
+  cuda::cluster_meet();  // until nobody reads here any more
+}
+
+// The shares of this CTA, or of its cluster, to where they belong. `barrier` joins the threads that call.
+template <int AtOnce, class Barrier>
 __device__ inline void write_shares(const CudaParams& p, const Place& place, int groups, const float* s_log2,
-                                    const float* s_shares, unsigned& s_todo, int thread, int threads,
-                                    Barrier barrier) {
+                                    const float* s_shares, unsigned& s_todo, int thread, int threads, Barrier barrier) {
   constexpr int kHeads = 64;
   const Part& part = place.part;
   const int first_head = place.group * kHeads, heads = min(kHeads, p.fold * p.heads - first_head);
   const int lane = thread % 32, warp = thread / 32, warps = threads / 32;
-  if (part.parts == 1 || p.merge == Merge::cluster) {
-    if (part.parts > 1) cuda::cluster_sync();
-    else barrier();
+  const bool cluster = part.parts > 1 && p.merge == Merge::cluster;
+  if (cluster) cuda::cluster_sync();
+  else barrier();
+  if (part.parts == 1 || cluster) {
     add_shares<4>(p, part.unit, part.parts, part.index, s_log2, s_shares, first_head, kHeads * part.index / part.parts,
                   min(kHeads * (part.index + 1) / part.parts, heads), warp, warps);
-    if (part.parts > 1) cuda::cluster_meet();  // until nobody reads here any more
+    if (cluster) cuda::cluster_meet();  // until nobody reads here any more
   } else {
-    barrier();
     const std::int64_t partial = (static_cast<std::int64_t>(place.item) * groups + place.group) * kHeads;
     if (thread < heads) p.partial_log2[partial + thread] = s_log2[thread];
     for (int local = warp; local < heads; local += warps)
@@ -114,8 +188,8 @@ __device__ inline void write_shares(const CudaParams& p, const Place& place, int
 #pragma unroll 1
       for (unsigned todo = s_todo; todo != 0; todo &= todo - 1) {
         const int i = __ffs(static_cast<int>(todo)) - 1;
-        add_partials(p, part.unit, part.parts, base, step, first_head, heads * i / part.parts,
-                     heads * (i + 1) / part.parts, warp, warps);
+        add_partials<AtOnce>(p, part.unit, part.parts, base, step, first_head, heads * i / part.parts,
+                             heads * (i + 1) / part.parts, warp, warps);
       }
     }
   }

@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
     put_shares(values.o, s_shares, values.group, values.row, values.c,
                {s.factor[values.row], s.factor[values.row + 8]});
   }
-  write_shares(p, s.plan.place, groups, s.log2, s_shares, s.todo, Base::own_thread(), Base::kConsumers, join);
+  write_shares<2>(p, s.plan.place, groups, s.log2, s_shares, s.todo, Base::own_thread(), Base::kConsumers, join);
 #endif
 }
 

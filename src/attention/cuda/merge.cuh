@@ -5,6 +5,7 @@
 //   log2 = log2 sum_i 2^part_log2[i]       out = sum_i 2^(part_log2[i] - log2) * part[i]
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "attention/cuda/choice.h"
 #include "attention/cuda/plan.cuh"
@@ -173,7 +174,9 @@ struct Meeting {
   }
 };
 
-// Heads [first, end) of a head group, by a warp each. `base`: the group's first row in the unit's first part.
+// Heads [first, end) of a head group, by a warp each. `base`: the group's first row in the unit's first part. AtOnce
+// parts are on their way at a time.
+template <int AtOnce>
 __device__ inline void add_partials(const CudaParams& p, int unit, int parts, std::int64_t base, std::int64_t step,
                                     int first_head, int first, int end, int warp, int warps) {
   const int lane = threadIdx.x % 32;
@@ -192,17 +195,16 @@ __device__ inline void add_partials(const CudaParams& p, int unit, int parts, st
     if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
     const float4* const from = reinterpret_cast<const float4*>(p.partial) + (base + local) * (512 / 4) + lane;
     float4 sum[4] = {};
-    constexpr int kAtOnce = 6;
 #pragma unroll 1
-    for (int i = 0; i < parts; i += kAtOnce) {
-      float4 x[kAtOnce][4];
+    for (int i = 0; i < parts; i += AtOnce) {
+      float4 x[AtOnce][4];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
+      for (int j = 0; j < AtOnce; ++j)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           if (i + j < parts) x[j][k] = __ldcg(from + (i + j) * step * (512 / 4) + k * 32);
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < AtOnce; ++j) {
         const float mine = __shfl_sync(~0u, weight, i + j);
         if (mine != 0.f)  // an empty part has no row: what lies there may be NaN
 #pragma unroll
@@ -265,6 +267,90 @@ __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int 
 #pragma unroll
     for (int k = 0; k < Blocks; ++k)
       store4(p, at.token * p.out_token + at.head * p.out_head + column + k * 128, sum[k]);
+  }
+}
+
+// The same from shares in f16, with half the bytes: CTAs read each other's shared memory at 3.3 TB/s in all. A head's
+// values have a factor of their own, a power of two, s_told[head] = {log2 of the sum, factor}.
+inline constexpr int kHalfStride = 512 + 8;
+struct Told {
+  float log2, factor;
+};
+
+__device__ inline void store8(const CudaParams& p, std::int64_t to, const float (&x)[8]) {
+  if (p.out_f32) {
+    auto* const at = reinterpret_cast<float4*>(static_cast<float*>(p.out) + to);
+    at[0] = {x[0], x[1], x[2], x[3]}, at[1] = {x[4], x[5], x[6], x[7]};
+  } else {
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + to) = {
+        cuda::pack_bf16x2(x[0], x[1]), cuda::pack_bf16x2(x[2], x[3]), cuda::pack_bf16x2(x[4], x[5]),
+        cuda::pack_bf16x2(x[6], x[7])};
+  }
+}
+
+// A warp has 8 / Parts heads at a time, of at most Parts parts.
+template <int Parts>
+__device__ inline void add_half_shares(const CudaParams& p, int unit, int parts, int index, const Told* s_told,
+                                       const __half* s_shares, int first_head, int first, int end, int warp,
+                                       int warps) {
+  constexpr int kHeads = 8 / Parts;
+  static_assert(kMostCluster == 8);
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int local = first + warp * kHeads; local < end; local += warps * kHeads) {
+    uint4 x[kHeads][Parts][2];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const std::uint32_t from = cuda::shared_address(s_shares + (local + h) * kHalfStride + lane * 8);
+#pragma unroll
+      for (int i = 0; i < Parts; ++i) {
+        if (local + h >= end || i >= parts) continue;
+        const std::uint32_t share = cuda::cluster_address(from, index + i < parts ? index + i : index + i - parts);
+        x[h][i][0] = cuda::cluster_load_u4(share), x[h][i][1] = cuda::cluster_load_u4(share + 512);
+      }
+    }
+    // Eight lanes a head, one a part.
+    const int mine = local + lane / 8, part = lane % 8;
+    const bool there = lane / 8 < kHeads && mine < end;
+    float log2 = -INFINITY, factor = 0.f;
+    if (there && part < parts) {
+      const std::uint32_t told = cuda::cluster_address(cuda::shared_address(&s_told[mine]), part);
+      log2 = cuda::cluster_load(told), factor = cuda::cluster_load(told + 4);
+    }
+    float peak = log2;
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    const float shift = peak == -INFINITY ? 0.f : peak;
+    float weight = cuda::exp2_approx(log2 - shift), total = weight;
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+    if (there) {
+      const HeadPlace at = place_of(p, unit, first_head + mine);
+      weight *= inverse_with_sink(p, total, shift, at.head) * factor;
+      if (p.lse && part == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (local + h >= end) continue;
+      float sum[2][8] = {};
+#pragma unroll
+      for (int i = 0; i < Parts; ++i) {
+        if (i >= parts) continue;
+        const float by = __shfl_sync(~0u, weight, h * 8 + (index + i < parts ? index + i : index + i - parts));
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const std::uint32_t words[4] = {x[h][i][k].x, x[h][i][k].y, x[h][i][k].z, x[h][i][k].w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            const float2 y = __half22float2(reinterpret_cast<const __half2&>(words[w]));
+            sum[k][2 * w] += by * y.x, sum[k][2 * w + 1] += by * y.y;
+          }
+        }
+      }
+      const HeadPlace at = place_of(p, unit, first_head + local + h);
+      const std::int64_t to = at.token * p.out_token + at.head * p.out_head + lane * 8;
+      store8(p, to, sum[0]), store8(p, to + 256, sum[1]);
+    }
   }
 }
 

@@ -143,6 +143,14 @@ __device__ inline void cluster_store4(std::uint32_t address, float4 x) {
                "f"(x.w)
                : "memory");
 }
+__device__ inline uint4 cluster_load_u4(std::uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
 __device__ inline void cluster_store(std::uint32_t address, unsigned long long x) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(x) : "memory");
 }
@@ -204,6 +212,13 @@ __device__ inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std
 __device__ inline std::uint32_t pack_bf16x2(float low, float high) {
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+// {low, high} as f16, rounded to nearest even; infinite beyond 65504.
+__device__ inline std::uint32_t pack_f16x2(float low, float high) {
+  std::uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
 
