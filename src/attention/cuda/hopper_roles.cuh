@@ -42,8 +42,9 @@ struct Role {
   static constexpr int kTokens = 64, kGroup = 128, kConsumers = 3 * kGroup, kThreads = 4 * kGroup;
   // All four together: 512, what 512 threads get at launch.
   static constexpr int kProducerRegisters = 56, kScorerRegisters = 136, kValueRegisters = 160;
-  static constexpr int kReady = 1, kJoined = 2, kScored = 3;  // barriers
-  static constexpr unsigned kRescale = 1, kAgain = 2;         // O before P; the stage goes through P once more
+  // Barriers. Who waits at one does so at one place: else synccheck takes the block for divergent, and stops it.
+  static constexpr int kReady = 1, kJoined = 2, kScored = 3, kSet = 4, kLoaded = 5, kSummed = 6;
+  static constexpr unsigned kRescale = 1, kAgain = 2;  // O before P; the stage goes through P once more
   static_assert(!Rows::kScaled);
 
   // Known to the compiler to be the same in all lanes, as an operand's address in shared memory should be.
@@ -272,7 +273,7 @@ struct Scorer : Role<Rows> {
   }
 
   __device__ void run() {
-    cuda::barrier_sync(Base::kJoined, Base::kConsumers);  // Q and the mbarriers are there
+    cuda::barrier_sync(Base::kLoaded, Base::kConsumers);  // Q and the mbarriers are there
     least = min(s.visible[row], s.visible[row + 8]);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
@@ -309,8 +310,9 @@ struct Values : Role<Rows> {
   }
 
   __device__ void run() {
+    cuda::barrier_sync(Base::kSet, 2 * Base::kGroup);  // the mbarriers are there
     load_heads<Rows, 0>(this->p, s, this->unit, this->begin, first_head, thread);
-    cuda::barrier_sync(Base::kJoined, Base::kConsumers);
+    cuda::barrier_arrive(Base::kLoaded, Base::kConsumers);
     const std::uint64_t weights = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.rows[0][8]))), 16, 1024),
                         values = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.rows[0][4 * group]))),
                                               kBlockBytes, 1024);
@@ -375,7 +377,7 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
   if (group == 2) {
     cuda::take_registers<Base::kScorerRegisters>();
     Scorer<Rows>{{p, s, place.part.unit, lanes.begin, lanes.end}}.run();
-    join();
+    cuda::barrier_arrive(Base::kSummed, Base::kConsumers);
   } else {
     cuda::take_registers<Base::kValueRegisters>();
     if (threadIdx.x < 32) {
@@ -395,7 +397,7 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
     }
     Values<Rows> values{{p, s, place.part.unit, lanes.begin, lanes.end}, place.group * 64};
     values.run();
-    join();
+    cuda::barrier_sync(Base::kSummed, Base::kConsumers);
     put_shares(values.o, s_shares, values.group, values.row, values.c,
                {s.factor[values.row], s.factor[values.row + 8]});
   }
