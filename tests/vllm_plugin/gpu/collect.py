@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The SieveMLA authors
-"""collect.py LOG [KEY=VALUE...] -- what gpu.sh printed, as docs/measurements/vllm-h200.json. KEY=VALUE: of the run."""
+"""collect.py LOG [KEY=VALUE...] -- what gpu.sh printed, as docs/measurements/vllm-h200*.json. KEY=VALUE: of the run."""
 import json
 import re
 import sys
@@ -27,7 +27,7 @@ def main() -> None:
         steps = r"^STEP .* batch (\d+): median (\S+) us, least (\S+), ninth of ten (\S+)$"
         for batch, *times in re.findall(steps, body, re.M):
             made["steps_us"].setdefault(name, {})[batch] = dict(zip(("median", "least", "p90"), map(number, times)))
-        for said in re.findall(r"^(?:MEMORY|SLEEP|OFFLOAD) .*$", body, re.M):
+        for said in re.findall(r"^(?:TOPK|MEMORY|SLEEP|OFFLOAD) .*$", body, re.M):
             made["said"].setdefault(name, []).append(said)
         for count, how in re.findall(r"(\d+) (passed|failed|skipped)", body if name == "restated" else ""):
             made["restated"][how] = int(count)

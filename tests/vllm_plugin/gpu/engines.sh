@@ -7,6 +7,7 @@ ours="--backend CUSTOM"
 decode="--graphs FULL_DECODE_ONLY --uncompiled"
 full="--graphs FULL_AND_PIECEWISE"
 sets="--sets 12"
+ordered="--topk-in-order"
 
 selected() { [[ -z ${ENGINES:-} || " $ENGINES " == *" $1 "* ]]; }
 run() { ! selected "$1" || engine "$@"; }
@@ -26,6 +27,12 @@ run flashmla8-again -- plain $flashmla --kv fp8 $sets
 run flashmla8-decode -- plain $flashmla --kv fp8 $sets --flashmla-route decode
 run flashmla8-copies -- plain $flashmla --kv fp8 $sets --flashmla-route copies
 run flashmla8-chunked -- plain $flashmla --kv fp8 $sets --batched 1024
+run flashmla-ordered -- plain $flashmla $sets $ordered
+run flashmla-ordered-again -- plain $flashmla $sets $ordered
+run flashattn-ordered -- plain $flashattn $sets $ordered
+run flashmla8-copies-ordered -- plain $flashmla --kv fp8 $sets --flashmla-route copies $ordered
+run flashmla8-copies-ordered-again -- plain $flashmla --kv fp8 $sets --flashmla-route copies $ordered
+run flashmla8-decode-ordered -- plain $flashmla --kv fp8 $sets --flashmla-route decode $ordered
 run ours SIEVEMLA_SELFTEST=once -- plain $ours $sets
 run ours8 -- plain $ours --kv fp8 $sets
 run ours8-direct -- plain $ours --kv fp8 $sets --no-copies
@@ -57,8 +64,12 @@ PAIRS=("flashmla flashmla-again" "flashattn flashattn-again" "flashattn flashmla
   "ours flashattn" "ours flashattn-again" "flashmla8 flashmla8-again" "flashmla8-copies flashmla8"
   "flashmla8-decode flashmla8" "flashmla8-decode flashmla8-copies" "flashmla8-chunked flashmla8" "ours8 flashmla8"
   "ours8 flashmla8-again" "ours8 flashmla8-decode" "ours8 flashmla8-copies" "ours8-direct flashmla8"
-  "ours8-direct flashmla8-decode" "ours8-chunked ours8" "ours8-chunked flashmla8-chunked" "ours ours-forced-chunked"
-  "ours ours-decode-graphs" "ours ours-graphs" "ours ours-v2" "ours8 ours8-piecewise" "ours8 ours8-decode-graphs"
+  "ours8-direct flashmla8-decode" "flashmla flashmla-ordered" "flashmla-ordered flashmla-ordered-again"
+  "flashattn-ordered flashmla-ordered" "ours flashmla-ordered" "ours flashattn-ordered"
+  "flashmla8-copies-ordered flashmla8-copies-ordered-again" "flashmla8-decode-ordered flashmla8-copies-ordered"
+  "ours8 flashmla8-copies-ordered" "ours8 flashmla8-decode-ordered" "ours8-chunked ours8"
+  "ours8-chunked flashmla8-chunked" "ours ours-forced-chunked" "ours ours-decode-graphs"
+  "ours ours-graphs" "ours ours-v2" "ours8 ours8-piecewise" "ours8 ours8-decode-graphs"
   "flashmla off-graphs" "ours-graphs graphs-on-again" "ours ours-sm80" "ours-sm80 flashmla"
   "ours8-direct ours8-sm80" "ours8-sm80 flashmla8" "ours ours-no-deep-gemm" "ours ours-sleep"
   "ours ours-weights-on-cpu" "ours-shared ours-shared-draft1" "ours-shared ours-shared-draft3")
@@ -67,5 +78,8 @@ PAIRS=("flashmla flashmla-again" "flashattn flashattn-again" "flashattn flashmla
 routes8="flashmla8 flashmla8-again flashmla8-decode flashmla8-copies"
 AGREEMENTS=("ours flashmla flashmla-again flashattn flashattn-again" "flashattn flashmla flashmla-again ours"
   "flashmla flashattn flashattn-again ours" "ours8 $routes8" "flashmla8-decode flashmla8 flashmla8-again ours8"
-  "flashmla8-copies flashmla8-decode ours8" "flashmla8-chunked flashmla8 flashmla8-again ours8"
+  "flashmla8-copies flashmla8-decode ours8" "ours flashmla-ordered flashattn-ordered"
+  "flashattn-ordered flashmla-ordered ours" "flashmla-ordered flashattn-ordered ours"
+  "ours8 flashmla8-copies-ordered flashmla8-decode-ordered" "flashmla8-decode-ordered flashmla8-copies-ordered ours8"
+  "flashmla8-copies-ordered flashmla8-decode-ordered ours8" "flashmla8-chunked flashmla8 flashmla8-again ours8"
   "ours-sm80 flashmla flashmla-again flashattn flashattn-again" "ours8-sm80 $routes8")

@@ -61,8 +61,8 @@ for log in "$out"/*.log; do
   if [[ $name == restated ]]; then
     tail -25 "$log" | cut -c1-200
   elif [[ -s $out/$name.json ]]; then
-    grep -hE "RESULT|SHADOW|MEMORY|SLEEP|OFFLOAD|STEP|KERNEL|Using .*(backend|KV cache)|report.py|selftest.py" "$log" |
-      cut -c1-300
+    grep -hE "RESULT|SHADOW|TOPK|MEMORY|SLEEP|OFFLOAD|STEP|KERNEL|Using .*(backend|KV cache)|(report|selftest).py" \
+      "$log" | cut -c1-300
   else
     grep -vE '^\s*$|\^\^\^|destroy_process_group' "$log" | tail -14 | cut -c1-260
   fi

@@ -10,6 +10,7 @@ tiny.py compare A.json B.json           how far their log-probabilities are apar
 tiny.py agree A.json B.json...          where B and all after it have one token: has A the same?
 """
 import argparse
+import atexit
 import json
 import os
 import random
@@ -96,6 +97,8 @@ def run(a) -> None:
 
     if a.flashmla_route:
         take_route(a.flashmla_route)
+    if a.topk_in_order:
+        order_topk()
     if a.no_copies:
         from sievemla.vllm import unpacked
 
@@ -157,6 +160,62 @@ def take_route(route: str) -> None:
     builder = flashmla_sparse.FlashMLASparseMetadataBuilder
     theirs = builder._init_reorder_batch_threshold
     builder._init_reorder_batch_threshold = lambda self, threshold, **named: theirs(self, 1, **named)
+
+
+def order_topk() -> None:
+    """vLLM's top-k writes its positions in any order, another one in each run, and of equal scores at its threshold
+    takes any. Here attention gets them in ascending order, -1 behind them, and of equal scores the lowest: both as ours
+    has them. Only how many rows the latter changes is counted; a row whose set is wrong otherwise stays, and is too."""
+    import torch
+    from vllm import _custom_ops as ops
+
+    counts = dict.fromkeys(("rows", "other equals", "wrong"), 0)
+
+    def order(logits, starts, ends, positions) -> None:
+        found = in_order(logits, starts, ends, positions)
+        for name, count in zip(counts, found):
+            counts[name] += int(count)
+
+    prefill, decode = ops.top_k_per_row_prefill, torch.ops._C.cooperative_topk
+
+    def top_k_per_row_prefill(logits, starts, ends, positions, *rest) -> None:
+        prefill(logits, starts, ends, positions, *rest)
+        order(logits, starts, ends, positions)
+
+    def cooperative_topk(logits, lengths, positions, *rest) -> None:
+        decode(logits, lengths, positions, *rest)
+        ends = lengths.flatten()
+        order(logits, torch.zeros_like(ends), ends, positions)
+
+    ops.top_k_per_row_prefill, torch.ops._C.cooperative_topk = top_k_per_row_prefill, cooperative_topk
+    atexit.register(lambda: print(
+        f"TOPK in order: {counts['rows']} rows that see more than it takes; of equal scores others than the lowest in "
+        f"{counts['other equals']}; other scores than the largest in {counts['wrong']}", flush=True))
+
+
+def in_order(logits, starts, ends, positions) -> tuple:
+    """Positions [rows, k], from each row's start, in place. Returns the number of rows with more than k scores, and of
+    those that had others of equal scores, or other scores than the largest."""
+    import torch
+
+    width, k = logits.shape[1], positions.shape[1]
+    column = torch.arange(width, device=logits.device, dtype=torch.int32)
+    starts, ends = starts.int()[:, None], ends.int()[:, None]
+    seen = (column >= starts) & (column < ends)
+    taken = torch.zeros((len(logits), width + 1), dtype=torch.bool, device=logits.device)
+    taken.scatter_(1, torch.where(positions < 0, width, positions + starts).clamp(max=width).long(), True)
+    taken = taken[:, :width]
+    least = torch.where(taken, logits, float("inf")).amin(1, keepdim=True)
+    above, level = seen & (logits > least), seen & (logits == least)
+    room = taken.sum(1, keepdim=True) - above.sum(1, keepdim=True)
+    lowest = above | (level & (level.cumsum(1) <= room))
+    many = (ends - starts).clamp(min=0)[:, 0]
+    right = ((taken & ~level) == above).all(1) & (taken.sum(1) == many.clamp(max=k))
+    wanted = torch.where(right[:, None], lowest, taken)
+    ordered = torch.where(wanted, column - starts, width).sort(1).values[:, :k]
+    positions.fill_(-1)
+    positions[:, : ordered.shape[1]] = torch.where(ordered < width, ordered, -1)
+    return (many > k).sum(), (right & (lowest != taken).any(1)).sum(), (~right).sum()
 
 
 def steady(llm, steps: int) -> None:
@@ -318,6 +377,7 @@ def main() -> None:
     p.add_argument("--no-deep-gemm", action="store_true", help="its imports fail")
     p.add_argument("--mqa", action="store_true", help="vLLM's own backends: no dense prefill of short prompts")
     p.add_argument("--flashmla-route", choices=("decode", "copies"), help="of FLASHMLA_SPARSE over fp8_ds_mla")
+    p.add_argument("--topk-in-order", action="store_true", help="vLLM's own backends: positions ascending")
     p.add_argument("--no-copies", action="store_true", help="ours over fp8_ds_mla: prompts read the cache itself")
     p.set_defaults(call=run)
     p = commands.add_parser("compare")
