@@ -49,7 +49,6 @@ run ours8-sm80 SIEVEMLA_CUDA_CONFIG=sm80 -- plain $ours --kv fp8 --no-copies
 run ours-no-deep-gemm -- plain $ours --no-deep-gemm
 run ours-weights-on-cpu -- plain $ours --weights-on-cpu 0.2
 run ours-offload -- plain $ours $decode --offload
-! selected restated || restated
 ! selected step-ours || timer step-ours CUSTOM fp8_ds_mla
 ! selected step-flashmla || timer step-flashmla FLASHMLA_SPARSE fp8_ds_mla
 

@@ -9,14 +9,23 @@ export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_DEEP_GEMM_WARMUP=skip OMP_NUM_THREADS=1
 export SIEVEMLA_SELFTEST=skip  # `ours` alone runs it: here they all start before one of them has passed
 tiny=$here/tiny.py
-PYTHONPATH=$tree python3 "$tiny" make "$work/plain" > "$out/make.log" 2>&1 &
-PYTHONPATH=$tree python3 "$tiny" make "$work/shared" --shared --mtp >> "$out/make.log" 2>&1 &
+
+restated() {  # what vLLM tests, asked of ours
+  (PYTHONPATH=$tree timeout "${SECONDS_EACH:-170}" python3 -m pytest -q -p no:cacheprovider --rootdir "$work" \
+    "$here/../test_restated.py" > "$out/restated.log" 2>&1
+  echo "restated: exit $? after $SECONDS s") &
+}
+[[ " ${ENGINES:-restated} " != *" restated "* ]] || restated  # the longest, and needs no model
+
+made=()
+PYTHONPATH=$tree python3 "$tiny" make "$work/plain" > "$out/make.log" 2>&1 & made+=($!)
+PYTHONPATH=$tree python3 "$tiny" make "$work/shared" --shared --mtp >> "$out/make.log" 2>&1 & made+=($!)
 # Every engine looks into its model's class in a process of its own, unless that is in the cache.
 for class in GlmMoeDsaForCausalLM DeepSeekMTPModel; do
   PYTHONPATH=$tree VLLM_CACHE_ROOT=$work/cache python3 -c "from vllm.model_executor.models.registry import ModelRegistry
-ModelRegistry.models['$class'].inspect_model_cls()" > "$out/inspect-$class.log" 2>&1 &
+ModelRegistry.models['$class'].inspect_model_cls()" > "$out/inspect-$class.log" 2>&1 & made+=($!)
 done
-wait
+wait "${made[@]}"
 rm -f "$out"/inspect-*.log
 [[ -f $work/plain/model.safetensors && -f $work/shared/model.safetensors ]] || { tail -5 "$out/make.log"; exit 1; }
 
@@ -38,12 +47,6 @@ timer() {  # NAME BACKEND KV: waits for the engines to end, then takes its turn
     "$work/plain" "$2" "$3" --wait "$work/quiet-$1" > "$out/$1.log" 2>&1
   grep -h STEP "$out/$1.log" > "$out/$1.json"; echo "$1: exit $? after $SECONDS s") &
   timers+=("$1:$!")
-}
-
-restated() {  # what vLLM tests, asked of ours
-  (PYTHONPATH=$tree timeout "${SECONDS_EACH:-170}" python3 -m pytest -q -p no:cacheprovider --rootdir "$work" \
-    "$here/../test_restated.py" > "$out/restated.log" 2>&1
-  echo "restated: exit $? after $SECONDS s") &
 }
 
 timers=()
