@@ -121,13 +121,6 @@ __device__ inline void set_piece(unsigned char* heads, int head, int piece, uint
       reinterpret_cast<uint4*>(heads + head / 8 * 8 * F16Words::kHeadBytes) + piece / 4 * 64 + head % 8 * 4 + piece % 4;
   to[0] = {w[0], w[1], w[2], w[3]}, to[32] = {w[4], w[5], w[6], w[7]};
 }
-// Sets heads that were copied. With as many threads as a multiple of 8 a thread reads what it copied itself.
-__device__ inline void set_heads(const unsigned char* copied, unsigned char* heads, int count, int thread,
-                                 int threads) {
-#pragma unroll 2
-  for (int i = thread; i < count * 8; i += threads)
-    set_piece(heads, i / 8, i % 8, *reinterpret_cast<const uint4*>(copied + place_of_piece(i / 8, i % 8)));
-}
 __device__ inline void put_piece(Fp8Words, unsigned char* heads, int head, int piece, uint4 x) {
   *reinterpret_cast<uint4*>(heads + place_of_piece(head, piece)) = x;
 }

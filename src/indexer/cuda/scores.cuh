@@ -44,7 +44,7 @@ struct HeldSmem {
   struct Stage {
     alignas(128) unsigned char heads[kStageHeads * kDim];
     float weights[kStageHeads];
-    int length[kStageRows], source[kStageRows];
+    int2 row[kStageRows];  // lengths and sources
   } stage[Tile::kStages];
 };
 
@@ -52,41 +52,56 @@ template <class Tile>
 struct Held {
   using Keys = typename Tile::Keys;
   static constexpr int kPieces = kStageHeads * 8 / Tile::kThreads;  // of 16 bytes, that a thread copies of a stage
+  static_assert(Tile::kThreads % 64 == 0 && Tile::kThreads >= kStageHeads + kStageRows);
+  static constexpr unsigned kNone = ~0u;
   const CudaScoreParams& p;
   HeldSmem<Tile>& s;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int padded = padded_heads(p.heads), stage_rows = kStageHeads / padded;
-  struct Head {
-    int row, head;  // of a stage
-  };
-  Head copied[kPieces], weighed;
+  // What this thread copies of a stage: where it is from the first row on, in pieces of 16 bytes (so that 32 bits reach
+  // 64 GiB) and in weights; kNone: zeros.
+  unsigned piece_at[kPieces], weight_at;
 
-  __device__ Held(const CudaScoreParams& p_, HeldSmem<Tile>& s_) : p(p_), s(s_), weighed(head_of(thread)) {
+  __device__ Held(const CudaScoreParams& p_, HeldSmem<Tile>& s_) : p(p_), s(s_) {
+    const auto at = [&](int i, std::int64_t row, std::int64_t head, int first) {
+      return i % padded < p.heads ? static_cast<unsigned>(i / padded * row + i % padded * head) + first : kNone;
+    };
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) copied[i] = head_of((thread + i * Tile::kThreads) / 8);
+    for (int i = 0; i < kPieces; ++i)
+      piece_at[i] = at((thread + i * Tile::kThreads) / 8, p.q_row / 16, p.q_head / 16, thread % 8);
+    weight_at = at(thread, p.weights_row, 1, 0);
   }
-  __device__ Head head_of(int at) const { return {at / padded, at % padded}; }
   // Starts the copy of rows [row, ..) into a stage.
   __device__ void fetch(int row, int end, int at) const {
     auto& stage = s.stage[at];
-    const int rows = min(stage_rows, end - row), piece = thread % 8;
-    const auto there = [&](const Head& x) { return x.row < rows && x.head < p.heads; };
+    const int rows = min(stage_rows, end - row), heads = rows * padded;
+    const uint4* const from = reinterpret_cast<const uint4*>(p.q + row * p.q_row);
+    const std::uint32_t to = cuda::shared_address(stage.heads + place_of_piece(thread / 8, thread % 8));
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const Head x = there(copied[i]) ? copied[i] : Head{0, 0};
-      cuda::cp_async_16(cuda::shared_address(stage.heads + place_of_piece((thread + i * Tile::kThreads) / 8, piece)),
-                        p.q + (row + x.row) * p.q_row + x.head * p.q_head + piece * 16, there(copied[i]) ? 16 : 0);
+      const bool there = thread + i * Tile::kThreads < heads * 8 && piece_at[i] != kNone;
+      cuda::cp_async_16(to + i * Tile::kThreads * 16, from + (there ? piece_at[i] : 0), there ? 16 : 0);
     }
     if (thread < kStageHeads) {
-      const Head x = there(weighed) ? weighed : Head{0, 0};
-      cuda::cp_async_4(cuda::shared_address(stage.weights + thread), p.weights + (row + x.row) * p.weights_row + x.head,
-                       there(weighed) ? 4 : 0);
-    } else if (thread - kStageHeads < rows) {
-      const int i = thread - kStageHeads;
-      cuda::cp_async_4(cuda::shared_address(&stage.length[i]), p.lengths + row + i, 4);
-      if (p.source) cuda::cp_async_4(cuda::shared_address(&stage.source[i]), p.source + row + i, 4);
-      else stage.source[i] = source_of(p, row + i);
+      const bool there = thread < heads && weight_at != kNone;
+      cuda::cp_async_4(cuda::shared_address(stage.weights + thread),
+                       p.weights + row * p.weights_row + (there ? weight_at : 0), there ? 4 : 0);
+    } else if (const int i = thread - kStageHeads; i < rows) {
+      int* const to_row = &stage.row[i].x;
+      cuda::cp_async_4(cuda::shared_address(to_row), p.lengths + row + i, 4);
+      if (p.source) cuda::cp_async_4(cuda::shared_address(to_row + 1), p.source + row + i, 4);
+      else to_row[1] = source_of(p, row + i);
     }
+  }
+  // Sets the heads that this thread has copied.
+  __device__ void set_heads(const unsigned char* copied, unsigned char* heads) const {
+    const unsigned char* const from = copied + place_of_piece(thread / 8, thread % 8);
+    uint4 piece[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) piece[i] = *reinterpret_cast<const uint4*>(from + i * Tile::kThreads * 16);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      set_piece(heads + i * Tile::kThreads / 8 * Tile::Words::kHeadBytes, thread / 8, thread % 8, piece[i]);
   }
 
   __device__ void run(int first_row, int first_key) const {
@@ -118,7 +133,7 @@ struct Held {
       cuda::cp_async_wait<Tile::kStages - 2>();
       if constexpr (Tile::kSets) {
         heads = s.set[set];
-        set_heads(stage.heads, s.set[set], kStageHeads, thread, Tile::kThreads);  // which this thread has copied
+        set_heads(stage.heads, s.set[set]);
         set ^= 1;
       }
       __syncthreads();
@@ -126,9 +141,12 @@ struct Held {
       if (ahead < end) fetch(ahead, end, at == 0 ? Tile::kStages - 1 : at - 1);
       cuda::cp_async_commit();
       at = at + 1 == Tile::kStages ? 0 : at + 1;
+      const float* weights = stage.weights;
 #pragma unroll 1
-      for (int i = 0; i < stage_rows && row + i < end; ++i) {
-        const int length = min(max(stage.length[i], 0), p.width), source = stage.source[i];
+      for (int i = 0; i < stage_rows && row + i < end;
+           ++i, heads += padded * Tile::Words::kHeadBytes, weights += padded) {
+        const auto [seen, source] = stage.row[i];
+        const int length = min(max(seen, 0), p.width);
         const int visible = min(length - first, Keys::kKeys);
         if (visible > 0) {
           if (loaded < visible || loaded_source != source) {
@@ -136,11 +154,9 @@ struct Held {
             loaded = min(longest_of(p, row + i, end, source, lane) - first, Keys::kKeys), loaded_source = source;
             keys.load(p, source, first, first + loaded, lane);
           }
-          const unsigned char* const mine = heads + i * padded * Tile::Words::kHeadBytes;
-          const float* const weights = stage.weights + i * padded;
-          keys.add_heads(sums, mine, weights, 0, lane, store);
+          keys.add_heads(sums, heads, weights, 0, lane, store);
 #pragma unroll 1
-          for (int n = 2; n < padded / 8; n += 2) keys.add_heads(sums, mine, weights, n, lane, [] {});
+          for (int n = 2; n < padded / 8; n += 2) keys.add_heads(sums, heads, weights, n, lane, [] {});
           row_of_sums = row + i, length_of_sums = length;
         }
         if (p.fill && visible < Keys::kKeys)
@@ -156,7 +172,9 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtas) void held_kernel(const
                                                                            int key_blocks) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const int block = static_cast<int>(blockIdx.x);
-  Held<Tile>(p, *reinterpret_cast<HeldSmem<Tile>*>(smem))
+  std::uint32_t at = cuda::shared_address(smem);
+  asm volatile("" : "+r"(at));  // one register instead of being worked out again and again
+  Held<Tile>(p, *reinterpret_cast<HeldSmem<Tile>*>(__cvta_shared_to_generic(at)))
       .run(block / key_blocks * kHeldRows, block % key_blocks * Tile::kKeys);
 }
 
