@@ -25,6 +25,13 @@ base::Lack misplaced(const IndexCache& cache) {
   return misplaced(cache.pages, "the cache", cache.format == IndexFormat::fp8 ? 1 : TensorView::kMaxRank);
 }
 
+// Within a few rows places are 32-bit offsets.
+base::Lack far_apart(const TensorView& view, const char* name) {
+  for (int i = 0; i < view.rank; ++i)
+    if (view.dim(i) > 1 && view.step(i) > kMost / 2) return base::Lack(name) + " must have steps of at most 2^29";
+  return "";
+}
+
 CudaRope rope_of(const Rope& rope) {
   CudaRope r{};
   r.style = rope.style;
@@ -125,6 +132,8 @@ base::Lack index_scores_cuda_lacks(const IndexScoreArgs& args) {
   if (args.q.dim(1) > kMostHeads) return "there must be at most 64 heads";
   if (args.q.dim(0) > kMost || args.logits.dim(1) > kMost) return "rows and width must be at most 2^30";
   if (args.q.dim(0) * args.logits.dim(1) > std::int64_t{1} << 36) return "rows times width must be at most 2^36";
+  const base::Lack far = first_of({far_apart(args.q, "q"), far_apart(args.weights, "weights")});
+  if (!far.empty()) return far;
   if (args.contiguous.keys) {
     if (args.contiguous.keys.dim(0) == 0) return "there must be a key";
     return first_of({misplaced(args.q, "q"), spread(args.weights, "weights"), spread(args.lengths, "lengths"),
