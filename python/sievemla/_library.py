@@ -44,9 +44,11 @@ def function(name: str, writes: tuple[int, ...] = ()) -> Callable[..., Any]:
             return call(*args)
         except BufferError:
             pass
-        except OverflowError as refusal:
+        except (OverflowError, TypeError) as refusal:  # which of the two: by the version of apache-tvm-ffi
             wide = [arg for arg in args if isinstance(arg, int) and not -(1 << 63) <= arg < 1 << 63]
-            raise ValueError(f"an integer must fit 64 bits: got {wide[0] if wide else refusal} ({name})") from refusal
+            if not wide:
+                raise
+            raise ValueError(f"an integer must fit 64 bits: got {wide[0]} ({name})") from refusal
         try:
             return call(*(_exportable(arg, i in writes) for i, arg in enumerate(args)))
         except BufferError as refusal:
