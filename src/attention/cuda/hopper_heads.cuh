@@ -98,7 +98,7 @@ __device__ inline float most_of(const float (&o)[2][64], int r) {
   return most;
 }
 
-// What shares in f16 need beside them; s_most: by warp group and head.
+// What shares in f16 need beside them; most: by warp group and head.
 struct HalfShares {
   Told told[64];
   float most[2][64];
