@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/hopper.cuh -- the main loop for 64 heads and fp8 rows on sm_90: two warp groups multiply (wgmma),
-// one gathers and converts.
+// src/attention/cuda/hopper.cuh -- the main loop for 64 heads and fp8 rows on sm_90: wgmma with rows on M, heads on N.
 //
-// What it computes, and over which lanes, is attention.cuh's. Tiles have 64 rows, in two stages.
-//   warp group 2 (producer): rows -> bf16 in shared memory, swizzled as wgmma wants it
-//   warp groups 0, 1 (consumers): S = Q K^T over 32 of the rows each | barrier: the rows' peaks are known | softmax in
-//   registers, P for the other group into shared memory; O += P V over its own rows | barrier | over the other's; 256
-//   columns each
-// codes * 2^-120 are the keys and values; scales meet the sums over 128 dimensions, and P, of which a group then needs
-// two copies, one for each 128 of its columns.
+// What it computes, and over which lanes, is attention.cuh's; S^T = K Q^T and O^T = V^T P^T. Rows lie in shared memory
+// as they lie in the cache, in a ring of slots of 16; who multiplies makes fragments of them in registers.
+//   warp group 2 (producer): warp w copies rows 16 w .. of every tile of 64 into a slot
+//   warp groups 0, 1 (consumers): tiles in turns. Whose turn it is scores the tile and weighs it, P goes into shared
+//   memory, and both multiply it with the values, 256 columns each. So one scores while the other multiplies.
+// Turns: P of a tile is told of once, and once more as what rounding took from it where that would show. Weights are
+// relative to peaks that all heads have in shared memory; whose turn it is raises them, and both rescale O by what it
+// tells with P.
 #pragma once
 #include <cuda_bf16.h>
+
+#include <cstddef>
 
 #include "attention/cuda/hopper_heads.cuh"
 #include "cuda/arch/tile.h"
@@ -22,20 +24,26 @@ template <class Rows>
 struct HopperSmem {
   static constexpr int kBlocks = (kLatent + Rows::kRope) / 64;  // of 64 dimensions: 128 bytes
   static constexpr int kBlockBytes = 64 * 128;
+  static constexpr int kCopies = 4;  // of P, times the scale of 128 columns each
+  static constexpr int kSlots = Rows::kRope > 0 ? 11 : 14;
+  static constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
-  alignas(1024) unsigned char rows[2][kBlocks][kBlockBytes];
-  // P for the other consumer: rows are heads; columns are rows of the tile, or 32 rows by two scales. Where there is
-  // room for one alone, the other lies where the stage has its rope, which no longer is needed by then.
-  static constexpr bool kBorrows = Rows::kRope > 0;
-  alignas(1024) unsigned char weights[kBorrows ? 1 : 2][kBlockBytes];
-  alignas(16) float scale[2][4][64];
-  alignas(8) unsigned char live[2][8];         // bit per row: not a hole
-  alignas(8) std::uint64_t full[2], empty[2];  // mbarriers
-  int visible[64];                             // lanes of this part that the head may see
-  int least;                                   // lanes of the unit that every token sees
-  unsigned todo;                               // of parts that merge together
-  float shared[2][64];                         // what the consumers tell each other, by head
+  alignas(1024) unsigned char weights[kCopies][kBlockBytes];  // rows are heads, columns rows of the tile
+  alignas(128) unsigned char rows[kSlots][16 * Rows::kStride];
+  alignas(8) std::uint64_t full[kSlots], empty[kSlots];  // mbarriers
+  alignas(8) std::uint64_t told, taken;                  // P of a turn: to be multiplied; no longer needed
+  unsigned short live[kSlots];                           // bit per row: not a hole
+  std::int64_t names[4][kNames][32];                     // of rows to come, by the producer's warp
+  int visible[64];                                       // lanes of this part that the head may see
+  int least;                                             // lanes of the unit that every token sees
+  unsigned todo;                                         // of parts that merge together
+  // By head: what weights are relative to (log2; -inf: none yet), what scores may exceed it by before it is looked at
+  // anew, and what O has to be multiplied with before this turn.
+  alignas(8) float peak[64], slack[64], rescale[64];
+  bool changed, again;        // peaks, this turn; the tile has another turn
+  alignas(8) float sum[4][64], most[4][64];  // by warp of whose turn it is
+  float greatest[2][4][64];                  // |O|, by warp
   PlanSmem plan;
 };
 
@@ -44,11 +52,11 @@ struct HopperSmem {
 template <class Rows>
 struct Hopper {
   using Smem = HopperSmem<Rows>;
-  static constexpr int kTokens = 64, kConsumers = 256, kConsumerWarps = 8, kProducers = 128,
-                       kThreads = kConsumers + kProducers;
-  static constexpr int kRows = 16;                                         // of a tile, a producing warp's
-  static constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;  // 504 in all: what 384 threads get at launch
-  static constexpr int kCopies = 2;                                        // of P
+  static constexpr int kTokens = 64, kGroup = 128, kConsumers = 2 * kGroup, kConsumerWarps = 8,
+                       kThreads = kConsumers + kGroup, kSlots = Smem::kSlots, kNames = Smem::kNames;
+  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
+  static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
+  static constexpr float kSlack = 8.f;  // not p.slack: all warps settle a peak together
   // Scores are kKeyFactor too small, so the rope of Q is made so, and P and its sums are as much too large: so the
   // scales serve both as they are.
   static constexpr int kKeyLog2 = 56;
@@ -60,136 +68,11 @@ struct Hopper {
   Smem& s;
   const int unit, begin, end;  // lanes [begin, end) of the unit
   const int first_head, tiles;
-  const int thread = threadIdx.x, lane = thread % 32, group = thread / 128;
+  const int thread = threadIdx.x, lane = thread % 32;
+  const int warp = uniform(thread / 32 % 4), group = uniform(thread / kGroup);
 
-  __device__ std::uint32_t full(int stage) const { return cuda::shared_address(&s.full[stage]); }
-  __device__ std::uint32_t empty(int stage) const { return cuda::shared_address(&s.empty[stage]); }
-
-  // ---- producer: a warp's rows of a tile ------------------------------------------------------------
-
-  std::uint64_t policy;  // how rows stay in L2
-  const int warp = thread / 32 % 4;
-
-  // Lane l knows where row l % kRows is; -1: a hole.
-  __device__ int lane_of(int tile) const { return begin + tile * kTokens + warp * kRows + lane % kRows; }
-  __device__ std::int64_t offset_of(Name name, int at) const { return at < end ? row_offset(p, name.of(p), at) : -1; }
-
-  // 16 bytes of the row at `offset`, zeros for a hole.
-  __device__ uint4 load_16(std::int64_t offset, int byte) const {
-    uint4 x;
-    asm volatile(
-        "{\n.reg .pred there;\nsetp.ne.s32 there, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n@there ld.global.nc.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], "
-        "%6;\n}"
-        : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-        : "l"(p.rows + offset + byte), "r"(static_cast<int>(offset >= 0)), "l"(policy));
-    return x;
-  }
-  // x, of which nothing can be worked out before the loop: that would take registers from it.
-  __device__ static int not_ahead(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-  }
-  // Brings the warp's rows of a tile into L2: few of their loads can be in flight.
-  __device__ void prefetch(std::int64_t offsets) const {
-    constexpr int kLines = (Rows::kBytes + 127) / 128;
-    const int first = not_ahead(lane);
-#pragma unroll
-    for (int i = 0; i < kRows * kLines; i += 32) {
-      const int row = min((i + first) / kLines, kRows - 1), line = (i + first) % kLines;
-      const std::int64_t at = __shfl_sync(~0u, offsets, row);
-      if (at >= 0) cuda::prefetch_l2(p.rows + at + line * 128);
-    }
-  }
-  // This thread's 16 codes of row `row`.
-  __device__ uint4 codes(std::int64_t offsets, int row) const {
-    return load_16(__shfl_sync(~0u, offsets, row), lane * 16);
-  }
-  // `to`: where block lane / 4 has the warp's rows. Lanes of two blocks must not meet in a bank: one starts with its
-  // second half, which is what an odd `piece` means.
-  __device__ static void store_codes(unsigned char* to, int row, int piece, uint4 x) {
-    const uint4 y = piece & 1 ? uint4{x.z, x.w, x.x, x.y} : x;
-    *reinterpret_cast<uint4*>(to + cuda::swizzled(row, piece)) = {
-        cuda::e4m3_pair<cuda::kBytes01>(y.x), cuda::e4m3_pair<cuda::kBytes23>(y.x),
-        cuda::e4m3_pair<cuda::kBytes01>(y.y), cuda::e4m3_pair<cuda::kBytes23>(y.y)};
-    *reinterpret_cast<uint4*>(to + cuda::swizzled(row, piece ^ 1)) = {
-        cuda::e4m3_pair<cuda::kBytes01>(y.z), cuda::e4m3_pair<cuda::kBytes23>(y.z),
-        cuda::e4m3_pair<cuda::kBytes01>(y.w), cuda::e4m3_pair<cuda::kBytes23>(y.w)};
-  }
-
-  // `to`: where the block has the warp's rows.
-  __device__ void copy_16(const unsigned char* to, int row, int piece, std::int64_t offset, int byte) const {
-    cuda::cp_async_16(cuda::shared_address(to + cuda::swizzled(row, piece)),
-                      p.rows + max(offset, std::int64_t{0}) + byte, offset >= 0 ? 16 : 0, policy);
-  }
-
-  __device__ void produce() {
-    constexpr int kAhead = 8;  // rows whose loads are in flight
-    const void* const list = list_of(p, unit);
-    int zero;  // that the compiler takes for different in different lanes: see below
-    asm volatile("mov.u32 %0, %%laneid;\nshr.u32 %0, %0, 5;" : "=r"(zero));
-    policy = cuda::l2_policy(p.read_once);
-    int at = lane_of(0);
-    Name first, second;
-    first.read(p, list, at, at < end), second.read(p, list, at + kTokens, at + kTokens < end);
-    std::int64_t here = offset_of(first, at), next;
-    uint4 ring[kAhead];
-    const auto load_ahead = [&] {
-#pragma unroll
-      for (int row = 0; row < kAhead; ++row) ring[row] = codes(here, row);
-    };
-    prefetch(here);
-    load_ahead();
-    next = offset_of(second, at + kTokens);
-    cuda::barrier_sync(1, kThreads);  // the mbarriers are there
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile, at += kTokens) {
-      // A stage that is the same in all lanes would go into a uniform register, and ptxas 13.0 then makes an illegal
-      // instruction of a cp.async with an L2 policy.
-      const int stage = tile % 2 + zero;
-      Name name;
-      name.read(p, list, at + 2 * kTokens, at + 2 * kTokens < end);
-      unsigned char* const to = s.rows[stage][0] + warp * kRows * 128;
-      if (tile >= 2) cuda::mbarrier_wait(empty(stage), (tile / 2 + 1) & 1);
-      if constexpr (Rows::kRope > 0) {
-#pragma unroll
-        for (int i = 0; i < kRows / 4; ++i) {
-          const int l = not_ahead(lane), row = 4 * i + l / 8;
-          copy_16(to + 8 * Smem::kBlockBytes, row, l % 8, __shfl_sync(~0u, here, row), Rows::kRopeOffset + l % 8 * 16);
-        }
-      }
-      const unsigned live = __ballot_sync(~0u, here >= 0);
-      if (lane < kRows / 8) s.live[stage][warp * (kRows / 8) + lane] = static_cast<unsigned char>(live >> 8 * lane);
-#pragma unroll
-      for (int i = 0; i < kRows / 8; ++i) {
-        const int l = not_ahead(lane), row = 8 * i + l % 8;
-        const std::int64_t from = __shfl_sync(~0u, here, row);
-        cuda::cp_async_4(cuda::shared_address(&s.scale[stage][l / 8][warp * kRows + row]),
-                         p.rows + max(from, std::int64_t{0}) + Rows::kScaleOffset + l / 8 * 4, from >= 0 ? 4 : 0);
-      }
-      const int piece = not_ahead(lane % 4 * 2 + lane / 4 % 2);
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        store_codes(to + lane / 4 * Smem::kBlockBytes, row, piece, ring[row % kAhead]);
-        if (row + kAhead < kRows) ring[row % kAhead] = codes(here, row + kAhead);
-      }
-      cuda::fence_async();
-      cuda::mbarrier_arrive_landed(full(stage));
-      cuda::mbarrier_arrive(full(stage));
-      here = next;
-      load_ahead();  // not before the fence, which waits for loads
-      next = offset_of(name, at + 2 * kTokens);
-      prefetch(next);
-    }
-  }
-
-  // ---- consumers ------------------------------------------------------------------------------------
-
-  const int c = lane % 4, row = warp * 16 + lane / 4;  // this thread's heads: row and row + 8
-  float o[2][64] = {};                                 // columns 256 group + 128 i + ..
-  float x[16];                                         // scores of rows 32 group + .., then weights
-  float share[2][16];                                  // sums over 128 dimensions
-  float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  // Known to the compiler to be the same in all lanes, as an operand's address in shared memory should be.
+  __device__ static int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
   __device__ Hopper(const CudaParams& params, Smem& smem, int of, LaneRange lanes, int head)
       : p(params),
@@ -198,257 +81,468 @@ struct Hopper {
         begin(lanes.begin),
         end(lanes.end),
         first_head(head),
-        tiles((lanes.end - lanes.begin + kTokens - 1) / kTokens) {}
+        tiles(uniform(max(0, lanes.end - lanes.begin + kTokens - 1) / kTokens)) {}
+  __device__ static int slot_of(int tile, int i) {
+    return static_cast<int>(static_cast<unsigned>(4 * tile + i) % kSlots);
+  }
+  __device__ static unsigned round_of(int tile, int i) { return static_cast<unsigned>(4 * tile + i) / kSlots; }
+  __device__ std::uint32_t full(int slot) const { return cuda::shared_address(&s.full[slot]); }
+  __device__ std::uint32_t empty(int slot) const { return cuda::shared_address(&s.empty[slot]); }
+  __device__ std::uint32_t told() const { return cuda::shared_address(&s.told); }
+  __device__ std::uint32_t taken() const { return cuda::shared_address(&s.taken); }
 
-  // d (+)= Q K^T over blocks [First, First + Count).
-  template <int First, int Count>
-  __device__ void multiply_keys(float (&d)[16], int stage, bool add) {
-    const std::uint64_t q = cuda::matrix(cuda::shared_address(s.q[First]), 16, 1024),
-                        k = cuda::matrix(cuda::shared_address(s.rows[stage][First] + group * 32 * 128), 16, 1024);
-#pragma unroll
-    for (int i = 0; i < Count * 4; ++i) {
-      const int at = (i / 4 * Smem::kBlockBytes + i % 4 * 32) >> 4;
-      cuda::wgmma_64x32(d, q + at, k + at, add || i > 0);
-    }
-  }
+  // ---- producer -------------------------------------------------------------------------------------
 
-  __device__ void score(int tile) {
-    const int stage = tile % 2;
-    cuda::mbarrier_wait(full(stage), tile / 2 & 1);
-    cuda::fence_async();
-    cuda::hold(x), cuda::hold(share[0]);
-    cuda::wgmma_fence();
-    if constexpr (Rows::kRope > 0) multiply_keys<8, 1>(x, stage, false);
-    multiply_keys<0, 2>(share[0], stage, false);
-    cuda::wgmma_commit();
-    cuda::wgmma_wait<0>();
-    cuda::hold(x), cuda::hold(share[0]);
-    // A group of dimensions is multiplied while the sums of the one before are taken.
-    multiply_group<1>(stage);
-    take_share<0>(stage);
-    multiply_group<2>(stage);
-    cuda::wgmma_wait<1>();
-    take_share<1>(stage);
-    multiply_group<3>(stage);
-    cuda::wgmma_wait<1>();
-    take_share<2>(stage);
-    cuda::wgmma_wait<0>();
-    take_share<3>(stage);
+  // What names the rows is fetched for two tiles at a time, six tiles ahead and past the registers, since the compiler
+  // waits for those: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
+  __device__ int lane_of(int pair) const { return begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
+  __device__ void fetch_names(const void* list, int pair) {
+    const int at = lane_of(pair);
+    if (at < end) fetch_lane(p, list, at, cuda::shared_address(&s.names[warp][pair % kNames][lane]));
+    cuda::cp_async_commit();
   }
-  template <int Group>
-  __device__ void multiply_group(int stage) {
-    cuda::hold(share[Group % 2]);
-    cuda::wgmma_fence();
-    multiply_keys<2 * Group, 2>(share[Group % 2], stage, false);
-    cuda::wgmma_commit();
-  }
-  // x += share * scale
-  template <int Group>
-  __device__ void take_share(int stage) {
-    float (&sums)[16] = share[Group % 2];
-    cuda::hold(sums);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 scale = scales(stage, Group, j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool first = Group == 0 && Rows::kRope == 0;
-        x[4 * j + i] = fmaf(sums[4 * j + i], i % 2 ? scale.y : scale.x, first ? 0.f : x[4 * j + i]);
-      }
-    }
-  }
-  // Of this thread's rows 8j + 2c and the next.
-  __device__ float2 scales(int stage, int scale_group, int j) const {
-    return *reinterpret_cast<const float2*>(&s.scale[stage][scale_group][32 * group + 8 * j + 2 * c]);
+  __device__ std::int64_t offset_of(int pair) const {
+    cuda::cp_async_wait<kNames - 2>();
+    const int at = lane_of(pair);
+    return at < end ? row_offset(p, fetched_lane(p, &s.names[warp][pair % kNames][lane]), at) : -1;
   }
 
-  // What some tokens may not see must not reach them as 0 * NaN: its scores are there already.
-  __device__ void hide(int stage, int at) {
-    if (p.fold == 1) return;
-    const int first = max(0, s.least - begin - at);
-    if (first >= kTokens) return;
+  // Starts the copy of the rows that lanes `first` .. first + 15 have the offsets of; a hole becomes zeros.
+  __device__ void gather(std::int64_t offset, int first, int slot, std::uint64_t policy) {
+    const bool mine = lane / 16 == first / 16;
+    const unsigned live = __ballot_sync(~0u, offset >= 0) >> first & 0xFFFF;
+    if (live != 0xFFFF) {
 #pragma unroll 1
-    for (int row = first + thread / 32; row < kTokens; row += kConsumers / 32)
-      if (lane < 4) s.scale[stage][lane][row] = finite_scale(s.scale[stage][lane][row]);
-    cuda::fence_async();
-    cuda::barrier_sync(3, kConsumers);
+      for (int i = lane; i < 16 * Rows::kStride / 16; i += 32) reinterpret_cast<uint4*>(s.rows[slot])[i] = {};
+      cuda::fence_async();
+      __syncwarp();  // before one lane tells of them
+    }
+    if (lane == 0) {
+      s.live[slot] = static_cast<unsigned short>(live);
+      cuda::mbarrier_arrive_expecting(full(slot), __popc(live) * Rows::kBytes);
+    }
+    __syncwarp();
+    if (mine && offset >= 0)
+      cuda::bulk_copy(cuda::shared_address(s.rows[slot]) + lane % 16 * Rows::kStride, p.rows + offset, Rows::kBytes,
+                      full(slot), policy);
   }
 
-  // P in x. Whether some of it is so large a part of this group's sum so far that its rounding to bf16 would show.
-  __device__ bool softmax(int tile) {
-    const int stage = tile % 2, first = tile * kTokens + 32 * group;
-    const float scale_log2 = p.scale_log2 * Rows::kKeyFactor;
-    const unsigned live = reinterpret_cast<const unsigned*>(s.live[stage])[group];
-    const int visible[2] = {s.visible[row] - first, s.visible[row + 8] - first};
-    if (live != ~0u || min(visible[0], visible[1]) < 32) {
+  __device__ void produce() {
+    const void* const list = list_of(p, unit);
+#pragma unroll 1
+    for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
+    // Meanwhile; lane by lane, so by all warps.
+    static_assert(kSlots < kGroup);
+    if (const int i = 4 * lane + warp; i < kSlots) {
+      cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), kConsumerWarps);
+    } else if (i == kSlots) {
+      cuda::mbarrier_init(told(), 4), cuda::mbarrier_init(taken(), kConsumerWarps);
+    }
+    cuda::fence_async();
+    const std::uint64_t policy = cuda::l2_policy(p.read_once);
+    cuda::barrier_sync(kMet, kGroup);
+    cuda::barrier_arrive(kReady, kThreads);
+    std::int64_t offset = -1;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (tile % 2 == 0) {
+        offset = offset_of(tile / 2);
+        fetch_names(list, tile / 2 + kNames - 1);
+      }
+      const int slot = slot_of(tile, warp);
+      const unsigned round = round_of(tile, warp);
+      if (round > 0) cuda::mbarrier_wait(empty(slot), (round - 1) & 1);
+      gather(offset, tile % 2 * 16, slot, policy);
+    }
+  }
+
+  // ---- consumers ------------------------------------------------------------------------------------
+
+  const int g = lane / 4, c = lane % 4;  // fragment row and column
+  // A thread meets heads 8 j + 2 c and the next (e): of x in 4 j + 2 r + e, for rows g + 8 r of its warp's slot.
+  float o[4][32] = {};  // block 2 i + m: columns 256 group + 128 i + 32 warp + 16 m + 2 g and the next (r)
+  float x[32];          // scores, then weights
+  std::uint32_t fragment[2][2][4];
+
+  // The first operand in shared memory, s.q.
+  const std::uint64_t operands = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.q[0]))), 16, 1024);
+
+  __device__ static float shift_of(float peak) { return peak == -INFINITY ? 0.f : peak; }
+  __device__ void sync() const { cuda::barrier_sync(1 + group, kGroup); }
+  __device__ bool any(bool x) const { return uniform(cuda::barrier_any(1 + group, kGroup, x)) != 0; }
+  __device__ float2& pair_of(float (&of)[64], int j) const { return reinterpret_cast<float2*>(of)[4 * j + c]; }
+
+  // Key fragments, two steps, as batch b: of the rope, or batch `latent` of the latent.
+  __device__ void load_rope(std::uint32_t s_rows, int b) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int token = i / 4 * 8 + 2 * c + i % 2;
-        if (!(live >> token & 1) || token >= visible[i / 2 % 2]) x[i] = -INFINITY;
+    for (int i = 0; i < 2; ++i)
+      cuda::ldmatrix_x4(fragment[b % 2][i],
+                        s_rows + lane % 16 * Rows::kStride + Rows::kRopeOffset + 32 * (2 * b + i) + lane / 16 * 16);
+  }
+  __device__ void load_keys(std::uint32_t s_rows, int b, int latent) {
+    Raw raw;
+    Rows::load_keys(raw, s_rows, latent / 4, latent % 4, lane);
+    take(raw, b, [](const Raw& of, int k) { return Rows::key(of, k); });
+  }
+  // Value fragments of batch b: 16 rows by half this group's columns, 32 a warp.
+  __device__ void load_values(std::uint32_t s_rows, int b) {
+    Raw raw;
+    Rows::load_values(raw, s_rows, 2 * group + b % 2, warp, lane);
+    take(raw, b, [](const Raw& of, int k) { return Rows::value(of, k); });
+  }
+  template <class Of>
+  __device__ void take(const Raw& raw, int b, Of of) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const Fragment f = of(raw, k);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) fragment[b % 2][k][j] = f.a[j];
+    }
+  }
+  __device__ void hold(int b) { cuda::hold(fragment[b % 2][0]), cuda::hold(fragment[b % 2][1]); }
+
+  // Of rows g and g + 8.
+  __device__ float2 scales(std::uint32_t s_rows, int scale_group) const {
+    const std::uint32_t from = s_rows + Rows::kScaleOffset + 4 * scale_group + g * Rows::kStride;
+    return {cuda::load_shared(from), cuda::load_shared(from + 8 * Rows::kStride)};
+  }
+
+  // x = K Q^T, scaled.
+  __device__ void score(int tile) {
+    constexpr int kRopeBatches = Rows::kRope / 32, kBatches = kRopeBatches + 16;
+    const int slot = slot_of(tile, warp);
+    const std::uint32_t s_rows = cuda::shared_address(s.rows[slot]);
+    cuda::mbarrier_wait(full(slot), round_of(tile, warp) & 1);
+    const auto load = [&](int b) {
+      if (b < kRopeBatches) load_rope(s_rows, b);
+      else load_keys(s_rows, b, b - kRopeBatches);
+    };
+    float share[32];  // a sum of its own for each scale group
+    load(0);
+#pragma unroll
+    for (int b = 0; b < kBatches; ++b) {
+      const int latent = b - kRopeBatches;
+      float (&to)[32] = latent >= 0 ? share : x;
+      hold(b);
+      if (b == 0 || latent % 4 == 0) cuda::hold(to);
+      cuda::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int step = latent >= 0 ? 2 * latent + i : 32 + 2 * b + i;
+        const bool first = i == 0 && (latent >= 0 ? latent % 4 == 0 : b == 0);
+        cuda::wgmma_a(to, fragment[b % 2][i], cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32),
+                      !first);
+      }
+      cuda::wgmma_commit();
+      cuda::wgmma_wait<1>();
+      if (b > 0) hold(b - 1);
+      if (b + 1 < kBatches) load(b + 1);  // converted meanwhile
+      if (latent >= 0 && latent % 4 == 3) {
+        cuda::wgmma_wait<0>();
+        hold(b);
+        if (latent == 3) cuda::hold(x);
+        cuda::hold(share);
+        const float2 scale = scales(s_rows, latent / 4);
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+          x[i] = fmaf(share[i], i / 2 % 2 ? scale.y : scale.x, kRopeBatches == 0 && latent == 3 ? 0.f : x[i]);
       }
     }
-    float mine[2] = {-INFINITY, -INFINITY}, rescale[2];
+    mask(tile * kTokens, slot);
+  }
+
+  // Holes and what a head may not see. NaN there must not reach it as 0 * NaN either; whoever sees it has its score by
+  // now.
+  __device__ void mask(int at, int slot) {
+    const unsigned live = s.live[slot];
+    const int least = s.least - begin;
+    if (live == 0xFFFFu && at + kTokens <= least) return;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) mine[i / 2 % 2] = fmaxf(mine[i / 2 % 2], x[i]);
+    for (int j = 0; j < 8; ++j)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      mine[r] = fmaxf(mine[r], __shfl_xor_sync(~0u, mine[r], 1));
-      mine[r] = fmaxf(mine[r], __shfl_xor_sync(~0u, mine[r], 2));
-      if (c == 0) s.shared[group][row + 8 * r] = mine[r];
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (!(live >> (g + 8 * r) & 1) || at + warp * 16 + g + 8 * r >= s.visible[8 * j + 2 * c + e])
+            x[4 * j + 2 * r + e] = -INFINITY;
+    if (p.fold == 1) return;
+#pragma unroll 1
+    for (int i = max(0, least - at - warp * 16); i < 16; ++i)
+      Rows::clear_not_finite(s.rows[slot] + i * Rows::kStride, lane);
+    __syncwarp();
+  }
+
+  // Of all rows of the warp's slot, by any `with`.
+  template <class With>
+  __device__ static float over_rows(float z, With with) {
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) z = with(z, __shfl_xor_sync(~0u, z, d));
+    return z;
+  }
+  // z of 16 heads, by any `with` of all eight lanes of a row, which halve the heads among them three times: z[e] is
+  // head 8 g + 2 c + e then.
+  template <int Half = 8, class With>
+  __device__ void halve(float (&z)[16], With with) const {
+    constexpr int kBit = 2 * Half;
+    const bool upper = lane & kBit;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+      const float theirs = upper ? z[i] : z[i + Half], mine = upper ? z[i + Half] : z[i];
+      z[i] = with(mine, __shfl_xor_sync(~0u, theirs, kBit));
     }
-    cuda::barrier_sync(3, kConsumers);
-    hide(stage, tile * kTokens);
-    bool changed = false;
+    if constexpr (Half > 2) halve<Half / 2>(z, with);
+  }
+  // The greatest of x in all rows of the warp's slot, by head, into s.most.
+  __device__ void tell_most() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float most = fmaxf(mine[r], s.shared[1 - group][row + 8 * r]) * scale_log2;
-      most = most > peak[r] + p.slack ? most : peak[r];
-      rescale[r] = most == peak[r] ? 1.f : cuda::exp2_approx(peak[r] - most);
-      changed |= rescale[r] != 1.f;
-      peak[r] = most;
-      sum[r] *= rescale[r];
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float z = over_rows(fmaxf(x[4 * j + e], x[4 * j + 2 + e]), [](float a, float b) { return fmaxf(a, b); });
+        if (g == 0) s.most[warp][8 * j + 2 * c + e] = z;
+      }
+  }
+  __device__ float most_of_head(int h) const {
+    return fmaxf(fmaxf(s.most[0][h], s.most[1][h]), fmaxf(s.most[2][h], s.most[3][h]));
+  }
+  // Into s.sum[warp]: x of all rows of the warp's slot, by head. Lanes of a row halve the heads among them, three times.
+  __device__ void add_sums() {
+    float z[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) z[i] = x[i / 2 * 4 + i % 2] + x[i / 2 * 4 + 2 + i % 2];
+    halve(z, [](float a, float b) { return a + b; });
+    float2& sum = pair_of(s.sum[warp], g);
+    sum = {sum.x + z[0], sum.y + z[1]};
+  }
+
+  // Peaks from the scores of all four warps; what that changes about sums, and about O. `scale`: of scores.
+  __device__ void settle(float scale) {
+    tell_most();
+    sync();
+    if (const int h = thread % kGroup; h < 64) {
+      const float peak = s.peak[h], z = most_of_head(h) * scale;
+      const float next = z > peak + kSlack ? z : peak;  // O is rescaled only where P would grow beyond 2^kSlack
+      const float rescale = next == peak ? 1.f : cuda::exp2_approx(peak - next);
+      s.peak[h] = next, s.rescale[h] = rescale;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) s.sum[w][h] *= rescale;
     }
-    if (__any_sync(~0u, changed)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int i = 0; i < 64; ++i) o[h][i] *= rescale[i / 2 % 2];
-    }
-    const float shift[2] = {kKeyLog2 - (peak[0] == -INFINITY ? 0.f : peak[0]),
-                            kKeyLog2 - (peak[1] == -INFINITY ? 0.f : peak[1])};
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      x[i] = cuda::exp2_approx(fmaf(x[i], scale_log2, shift[i / 2 % 2]));
-      sum[i / 2 % 2] += x[i];
-    }
+    sync();
+  }
+  // What a weight may be of before its rounding to bf16 would show. True: one is.
+  __device__ bool weigh_heaviest() {
+    tell_most();
+    sync();
     bool heavy = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      mine[r] = cuda::exp2_approx(fmaf(mine[r], scale_log2, shift[r])) * p.heavy;
-      heavy |= mine[r] > sum[r];  // of this thread's share; of all where that is so
+    if (const int h = thread % kGroup; h < 64) {
+      const float part = (s.sum[0][h] + s.sum[1][h] + s.sum[2][h] + s.sum[3][h]) / p.heavy;
+      heavy = most_of_head(h) > part;
+      s.slack[h] = fminf(kSlack, log2f(part) - kKeyLog2);
     }
-    if (__any_sync(~0u, heavy)) {
-      const float all[2] = {quad_sum(sum[0]), quad_sum(sum[1])};
-      heavy = mine[0] > all[0] || mine[1] > all[1];
+    return any(heavy);
+  }
+
+  __device__ void wait_until_taken(unsigned turn) const {
+    if (turn > 0) cuda::mbarrier_wait(taken(), (turn - 1) & 1);
+  }
+
+  // P of x into shared memory, for turn `turn`. Residue: what rounding takes from it, the tile's second turn.
+  __device__ void weigh(int tile, unsigned turn, bool residue) {
+    const float scale = p.scale_log2 * Rows::kKeyFactor;
+    bool exceeds = false;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 peak = pair_of(s.peak, j), slack = pair_of(s.slack, j);
+      exceeds |= fmaf(fmaxf(x[4 * j], x[4 * j + 2]), scale, -shift_of(peak.x)) > slack.x;
+      exceeds |= fmaf(fmaxf(x[4 * j + 1], x[4 * j + 3]), scale, -shift_of(peak.y)) > slack.y;
     }
-    return heavy;
-  }
-  // Where the P lies that `reader` reads.
-  __device__ unsigned char* weights_for(int reader, int stage) {
-    if constexpr (Smem::kBorrows) return reader == 1 ? s.weights[0] : s.rows[stage][8];
-    else return s.weights[reader];
-  }
-  // P, times the scales: this group's as operands, the other's into shared memory.
-  template <bool Residue>
-  __device__ void spread_weights(int stage, std::uint32_t (&own)[kCopies][8]) {
-    unsigned char* const to = weights_for(1 - group, stage) + row * 128 + 4 * c;
-    const int turn = (row & 7) << 4;          // of the swizzle
-    constexpr int kAtOnce = Residue ? 1 : 4;  // scales that are read before anything is written
-#pragma unroll
-    for (int i = 0; i < kCopies * 4; i += kAtOnce) {
-      const int copy = i / 4;
-      float2 scale[2][kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-#pragma unroll
-        for (int other = 0; other < 2; ++other)
-          scale[other][k] = scales(stage, 2 * (other ? 1 - group : group) + copy, i % 4 + k);
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int j = i % 4 + k, piece = 4 * copy + j;
-          const float y = x[4 * j + 2 * r], z = x[4 * j + 2 * r + 1];
-          own[copy][2 * j + r] = rounded<Residue>(y * scale[0][k].x, z * scale[0][k].y);
-          *reinterpret_cast<std::uint32_t*>(to + 1024 * r + (piece << 4 ^ turn)) =
-              rounded<Residue>(y * scale[1][k].x, z * scale[1][k].y);
-        }
+    const bool changed = any(exceeds && !residue);
+    if (changed) {
+      wait_until_taken(turn);  // s.rescale is no longer read
+      settle(scale);
     }
-  }
-  // Starts O += P V. True: P has to go through V once more, as what rounding took from it.
-  template <bool Residue>
-  __device__ bool accumulate(int tile, bool heavy) {
-    const int stage = tile % 2;
-    std::uint32_t own[kCopies][8];
-    spread_weights<Residue>(stage, own);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 peak = pair_of(s.peak, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[4 * j + i] = cuda::exp2_approx(fmaf(x[4 * j + i], scale, kKeyLog2 - shift_of(i % 2 ? peak.y : peak.x)));
+    }
+    if (!residue) add_sums();
+    const bool heavy = changed && weigh_heaviest();
+    wait_until_taken(turn);
+    const std::uint32_t s_rows = cuda::shared_address(s.rows[slot_of(tile, warp)]);
+    if (residue) put_weights<true>(s_rows);
+    else put_weights<false>(s_rows);
+    if (thread % kGroup == 0) s.changed = changed, s.again = heavy;
     cuda::fence_async();
-    // Its own rows first: the other's P may take a while.
-    const unsigned char* values = s.rows[stage][4 * group];
-    const auto matrix_of = [&](int rows_of, int h, int step) {
-      return cuda::matrix(cuda::shared_address(values + rows_of * 4096), Smem::kBlockBytes, 1024) +
-             ((2 * h * Smem::kBlockBytes + step * 2048) >> 4);
-    };
-    cuda::hold(o[0]), cuda::hold(o[1]);
-    cuda::wgmma_fence();
+    __syncwarp();
+    if (lane == 0) cuda::mbarrier_arrive(told());
+  }
+  template <bool Residue>
+  __device__ void put_weights(std::uint32_t s_rows) {
+    // The lane's row of a matrix: eight heads, eight rows of the slot.
+    const std::uint32_t to =
+        cuda::shared_address(s.weights[0]) + cuda::swizzled(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int copy = 0; copy < Smem::kCopies; ++copy) {
+      const float2 scale = scales(s_rows, copy);
 #pragma unroll
-      for (int step = 0; step < 2; ++step) cuda::wgmma_64x128(o[h], &own[h][4 * step], matrix_of(group, h, step));
-    const bool again = cuda::barrier_any(3, kConsumers, heavy);
-    const std::uint64_t others = cuda::matrix(cuda::shared_address(weights_for(group, stage)), 16, 1024);
+      for (int j = 0; j < 8; j += 2) {
+        std::uint32_t r[4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+        for (int i = 0; i < 4; ++i) {
+          const float by = i % 2 ? scale.y : scale.x;
+          r[i] = rounded<Residue>(x[4 * j + 2 * i] * by, x[4 * j + 2 * i + 1] * by);
+        }
+        cuda::stmatrix_x4_trans(to + copy * Smem::kBlockBytes + j * 1024, r);
+      }
+    }
+  }
+
+  // O^T += V^T P^T, this turn's P; gives the slots back after the tile's last. True: it has another.
+  __device__ bool multiply(int tile, unsigned turn) {
+    cuda::mbarrier_wait(told(), turn & 1);
+    const bool again = s.again;
+    if (s.changed) {
 #pragma unroll
-      for (int step = 0; step < 2; ++step)
-        cuda::wgmma_64x128(o[h], others + (64 * h + 32 * step >> 4), matrix_of(1 - group, h, step));
-    cuda::wgmma_commit();
+      for (int j = 0; j < 8; ++j) {
+        const float2 by = pair_of(s.rescale, j);
+#pragma unroll
+        for (int b = 0; b < 4; ++b)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[b][4 * j + i] *= i % 2 ? by.y : by.x;
+      }
+    }
+    const std::uint64_t weights =
+        cuda::moved(operands, static_cast<int>(offsetof(Smem, weights)) + 2 * group * Smem::kBlockBytes);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) cuda::hold(o[b]);
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      const int slot = slot_of(tile, b / 2);
+      if (b % 2 == 0) cuda::mbarrier_wait(full(slot), round_of(tile, b / 2) & 1);
+      load_values(cuda::shared_address(s.rows[slot]), b);
+      if (b % 2 == 1 && !again) {
+        __syncwarp();
+        if (lane == 0) cuda::mbarrier_arrive(empty(slot));
+      }
+      hold(b);
+      cuda::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        cuda::wgmma_a(o[b % 2 * 2 + i], fragment[b % 2][i],
+                      cuda::moved(weights, b % 2 * Smem::kBlockBytes + b / 2 * 32), true);
+      cuda::wgmma_commit();
+      cuda::wgmma_wait<1>();
+      if (b > 0) hold(b - 1);
+    }
+    cuda::wgmma_wait<0>();
+    hold(7);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) cuda::hold(o[b]);
+    if (lane == 0) cuda::mbarrier_arrive(taken());
     return again;
   }
-  __device__ void finish() {
-    cuda::wgmma_wait<0>();
-    cuda::hold(o[0]), cuda::hold(o[1]);
+
+  __device__ void consume(int groups) {
+    if (thread < 64) s.peak[thread] = s.slack[thread] = -INFINITY;
+    if (thread < 4 * 64) (&s.sum[0][0])[thread] = 0.f;
+    load_heads<Rows, kRopeFactor>(p, s, unit, begin, first_head, thread);
+    cuda::barrier_sync(kReady, kThreads);
+    bool again = false;
+    int scored = -1;  // what x are the scores of
+    unsigned turn = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++turn) {
+      const bool mine = tile % 2 == group;
+      const int next = mine ? tile : tile + 1;
+      if (next < tiles && next != scored) score(next), scored = next;
+      if (mine) weigh(tile, turn, again), scored = -1;
+      again = multiply(tile, turn);
+      if (!again) ++tile;
+    }
+    write(groups);
   }
 
   // ---- the result -----------------------------------------------------------------------------------
 
-  __device__ void write(int groups) {
+  static_assert(offsetof(Smem, full) - offsetof(Smem, weights) >= sizeof(float) * kShareStride * 64);
+
+  __device__ static void join() { cuda::barrier_sync(kBoth, kConsumers); }
+  // By head, what O is to be multiplied with, and then with (in one it might be no number), over Q.
+  __device__ float (&factor(int i) const)[64] { return reinterpret_cast<float (&)[64]>(s.q[2][i * 256]); }
+
+  // This thread's O, as share(head, column, values of the column and the next).
+  template <class Share>
+  __device__ void each_share(Share share) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] = quad_sum(sum[r]);
-      if (c == 0) s.shared[group][row + 8 * r] = sum[r];
+    for (int j = 0; j < 8; ++j) {
+      const float2 by = pair_of(factor(0), j), then = pair_of(factor(1), j);
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          share(8 * j + 2 * c + e, 256 * group + b / 2 * 128 + warp * 32 + b % 2 * 16 + 2 * g,
+                o[b][4 * j + e] * (e ? by.y : by.x) * (e ? then.y : then.x),
+                o[b][4 * j + 2 + e] * (e ? by.y : by.x) * (e ? then.y : then.x));
     }
-    cuda::barrier_sync(3, kConsumers);
+  }
+  // |O| that are finite: the greatest of a head into s.greatest.
+  __device__ void tell_greatest() {
+    float z[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      z[i] = 0.f;
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float y = fabsf(o[b][i / 2 * 4 + 2 * r + i % 2]);
+          z[i] = fmaxf(z[i], y < INFINITY ? y : 0.f);
+        }
+    }
+    halve(z, [](float a, float b) { return fmaxf(a, b); });
+    pair_of(s.greatest[group][warp], g) = {z[0], z[1]};
+  }
+
+  __device__ void write(int groups) {
     auto& halves = reinterpret_cast<HalfShares&>(s.q[0]);  // no longer needed
     auto* const s_log2 = reinterpret_cast<float*>(s.q[1]);
     static_assert(sizeof(halves) <= sizeof(s.q[0]));
-    float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] = s.shared[0][row + 8 * r] + s.shared[1][row + 8 * r];
-      if (group == 0 && c == 0)
-        halves.told[row + 8 * r].log2 = s_log2[row + 8 * r] = log2_of(sum[r], peak[r] - kKeyLog2);
-      factor[r] = sum[r] == 0.f ? 0.f : kOutFactor / sum[r];
-    }
-    const auto join = [] { cuda::barrier_sync(3, kConsumers); };
-    static_assert(offsetof(Smem, scale) - offsetof(Smem, rows) >= sizeof(float) * kShareStride * 64);
     const Place place = s.plan.place;
-    if (place.part.parts > 1 && p.merge == Merge::cluster) {
-      auto* const s_shares = reinterpret_cast<__half*>(s.rows);
-      put_half_shares(o, halves, s_shares, group, row, c, factor, join);
+    const bool cluster = place.part.parts > 1 && p.merge == Merge::cluster;
+    if (cluster) tell_greatest();
+    join();
+    if (thread < 64) {
+      const float sum = s.sum[0][thread] + s.sum[1][thread] + s.sum[2][thread] + s.sum[3][thread];
+      s_log2[thread] = halves.told[thread].log2 = log2_of(sum, s.peak[thread] - kKeyLog2);
+      const float by = factor(0)[thread] = sum == 0.f ? 0.f : kOutFactor / sum;
+      float then = 1.f;
+      if (cluster) {
+        float top = 0.f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) top = fmaxf(top, s.greatest[i / 4][i % 4][thread]);
+        const float power = power_of(top * by);
+        halves.told[thread].factor = power * 0x1p-14f;
+        then = 0x1p14f / power;
+      }
+      factor(1)[thread] = then;
+    }
+    join();
+    if (cluster) {
+      auto* const s_shares = reinterpret_cast<__half*>(s.weights);
+      each_share([=](int head, int column, float y, float z) {
+        *reinterpret_cast<std::uint32_t*>(s_shares + head * kHalfStride + column) = cuda::pack_f16x2(y, z);
+      });
       write_half_shares(p, place, halves, s_shares, thread, kConsumers);
     } else {
-      auto* const s_shares = reinterpret_cast<float*>(s.rows);
-      put_shares(o, s_shares, group, row, c, factor);
+      auto* const s_shares = reinterpret_cast<float*>(s.weights);
+      each_share([=](int head, int column, float y, float z) {
+        *reinterpret_cast<float2*>(s_shares + head * kShareStride + column) = {y, z};
+      });
       write_shares<2>(p, place, groups, s_log2, s_shares, s.todo, thread, kConsumers, join);
     }
-  }
-
-  __device__ void consume(int groups) {
-    load_heads<Rows, kRopeFactor>(p, s, unit, begin, first_head, thread);
-    cuda::barrier_sync(3, kConsumers);
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      score(tile);
-      const bool heavy = softmax(tile);
-      if (accumulate<false>(tile, heavy)) {
-        finish();
-        cuda::barrier_sync(3, kConsumers);  // P is no longer read
-        accumulate<true>(tile, false);
-      }
-      finish();
-      if (lane == 0) cuda::mbarrier_arrive(empty(tile % 2));
-    }
-    write(groups);
   }
 };
 
@@ -473,13 +567,7 @@ __global__ void __launch_bounds__(cuda::WarpGroupTile::kThreads, 1)
     if (threadIdx.x == 0) {
       s.plan.place = place;
       tell_merger(p, place);
-      for (int stage = 0; stage < 2; ++stage) {
-        cuda::mbarrier_init(cuda::shared_address(&s.full[stage]), 2 * Loop::kProducers);
-        cuda::mbarrier_init(cuda::shared_address(&s.empty[stage]), Loop::kConsumerWarps);
-      }
-      cuda::fence_async();
     }
-    cuda::barrier_arrive(1, Loop::kThreads);
     Loop(p, s, place.part.unit, lanes, place.group * 64).consume(groups);
   }
 #endif

@@ -26,6 +26,18 @@ __device__ inline uint4 times(uint4 y) {
           cuda::fma_bf16x2(y.z, Factor, kZero), cuda::fma_bf16x2(y.w, Factor, kZero)};
 }
 
+// Eight of a head's values as piece `piece` of 128 bytes; beside codes, in the order of Rows::query_step.
+template <class Rows>
+__device__ inline void put_query(unsigned char* block, int head, int piece, uint4 y) {
+  if constexpr (Rows::kScaled) {
+    const int half = piece % 2 * 8;  // of a step, which is two pieces
+    *reinterpret_cast<uint2*>(block + cuda::swizzled(head, piece & ~1) + half) = {y.x, y.z};
+    *reinterpret_cast<uint2*>(block + cuda::swizzled(head, piece | 1) + half) = {y.y, y.w};
+  } else {
+    *reinterpret_cast<uint4*>(block + cuda::swizzled(head, piece)) = y;
+  }
+}
+
 // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy of
 // it. 256 threads call; a warp loads eight heads.
 template <class Rows, std::uint32_t RopeFactor, class Smem>
@@ -57,8 +69,7 @@ __device__ inline void load_heads(const CudaParams& p, Smem& s, int unit, int be
   for (int h = 0; h < 8; ++h)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      *reinterpret_cast<uint4*>(s.q[4 * half + lane / 8] + cuda::swizzled(first + h, lane % 8)) =
-          times<Rows::kQueryFactor>(y[h][half]);
+      put_query<Rows>(s.q[4 * half + lane / 8], first + h, lane % 8, times<Rows::kQueryFactor>(y[h][half]));
   cuda::fence_async();
 }
 
@@ -78,59 +89,14 @@ __device__ inline void put_shares(const float (&o)[2][64], float* s_shares, int 
   }
 }
 
-// The greatest |O| of a thread's columns of head row + 8 r that is finite.
-__device__ inline float most_of(const float (&o)[2][64], int r) {
-  float most = 0.f;
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-#pragma unroll
-    for (int j = 0; j < 16; ++j) most = fmaxf(most, fmaxf(fabsf(o[h][4 * j + 2 * r]), fabsf(o[h][4 * j + 2 * r + 1])));
-  if (most == INFINITY) {
-    most = 0.f;
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        const float y = fabsf(o[h][j / 2 * 4 + 2 * r + j % 2]);
-        most = fmaxf(most, y < INFINITY ? y : 0.f);
-      }
-  }
-  return most;
-}
-
-// What shares in f16 need beside them; most: by warp group and head.
+// What shares in f16 need beside them: log2 of a head's sums, and a factor, so that its greatest value is about 2^14 of
+// it.
 struct HalfShares {
   Told told[64];
-  float most[2][64];
 };
-
-// The same for a cluster, in f16: each head with a power of two of its own, so that its greatest value is about 2^14 of
-// it; s.told has log2 of the sums. `barrier` joins the two warp groups.
-template <class Barrier>
-__device__ inline void put_half_shares(const float (&o)[2][64], HalfShares& s, __half* s_shares, int group, int row,
-                                       int c, const float (&factor)[2], Barrier barrier) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float most = most_of(o, r);
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    if (c == 0) s.most[group][row + 8 * r] = most;
-  }
-  barrier();
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float top = fmaxf(s.most[0][row + 8 * r], s.most[1][row + 8 * r]) * factor[r];
-    const float power = fminf(fmaxf(__uint_as_float(__float_as_uint(top) & 0x7F800000u), 0x1p-100f), 0x1p126f);
-    const float scale = 0x1p14f / power;
-    if (group == 0 && c == 0) s.told[row + 8 * r].factor = power * 0x1p-14f;
-    __half* const to = s_shares + (row + 8 * r) * kHalfStride + 256 * group + 2 * c;
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-        *reinterpret_cast<std::uint32_t*>(to + 128 * h + 8 * j) =
-            cuda::pack_f16x2(o[h][4 * j + 2 * r] * factor[r] * scale, o[h][4 * j + 2 * r + 1] * factor[r] * scale);
-  }
+// The power of two that is next below x, or near it where that would be none.
+__device__ inline float power_of(float x) {
+  return fminf(fmaxf(__uint_as_float(__float_as_uint(x) & 0x7F800000u), 0x1p-100f), 0x1p126f);
 }
 
 // The shares of a cluster to where they belong. All its consuming threads call.
