@@ -24,8 +24,10 @@ template <class Rows>
 struct HopperSmem {
   static constexpr int kBlocks = (kLatent + Rows::kRope) / 64;  // of 64 dimensions: 128 bytes
   static constexpr int kBlockBytes = 64 * 128;
-  static constexpr int kCopies = 4;  // of P, times the scale of 128 columns each
-  static constexpr int kSlots = Rows::kRope > 0 ? 11 : 14;
+  // P has four copies, times the scale of 128 columns each. The last lies where the slots have their rope, if they have,
+  // which no longer is needed by then: without it there is no room for three tiles.
+  static constexpr int kCopies = Rows::kRope > 0 ? 3 : 4;
+  static constexpr int kSlots = Rows::kRope > 0 ? 12 : 14;
   static constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
@@ -34,7 +36,10 @@ struct HopperSmem {
   alignas(8) std::uint64_t full[kSlots], empty[kSlots];  // mbarriers
   alignas(8) std::uint64_t told, taken;                  // P of a turn: to be multiplied; no longer needed
   unsigned short live[kSlots];                           // bit per row: not a hole
-  std::int64_t names[4][kNames][32];                     // of rows to come, by the producer's warp
+  union {
+    std::int64_t names[4][kNames][32];  // of rows to come, by the producer's warp
+    float greatest[2][4][64];           // in the end: |O|, by consumer's warp and head
+  };
   int visible[64];                                       // lanes of this part that the head may see
   int least;                                             // lanes of the unit that every token sees
   unsigned todo;                                         // of parts that merge together
@@ -43,7 +48,6 @@ struct HopperSmem {
   alignas(8) float peak[64], slack[64], rescale[64];
   bool changed, again;        // peaks, this turn; the tile has another turn
   alignas(8) float sum[4][64], most[4][64];  // by warp of whose turn it is
-  float greatest[2][4][64];                  // |O|, by warp
   PlanSmem plan;
 };
 
@@ -163,6 +167,7 @@ struct Hopper {
   float o[4][32] = {};  // block 2 i + m: columns 256 group + 128 i + 32 warp + 16 m + 2 g and the next (r)
   float x[32];          // scores, then weights
   std::uint32_t fragment[2][2][4];
+  Raw raw[2];
 
   // The first operand in shared memory, s.q.
   const std::uint64_t operands = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.q[0]))), 16, 1024);
@@ -172,29 +177,23 @@ struct Hopper {
   __device__ bool any(bool x) const { return uniform(cuda::barrier_any(1 + group, kGroup, x)) != 0; }
   __device__ float2& pair_of(float (&of)[64], int j) const { return reinterpret_cast<float2*>(of)[4 * j + c]; }
 
-  // Key fragments, two steps, as batch b: of the rope, or batch `latent` of the latent.
-  __device__ void load_rope(std::uint32_t s_rows, int b) {
+  // Raw keys: two steps of the rope, or of the latent; raw values: 16 rows by half this group's columns, 32 a warp.
+  __device__ void load_rope(std::uint32_t s_rows, int i) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      cuda::ldmatrix_x4(fragment[b % 2][i],
-                        s_rows + lane % 16 * Rows::kStride + Rows::kRopeOffset + 32 * (2 * b + i) + lane / 16 * 16);
+    for (int k = 0; k < 2; ++k)
+      cuda::ldmatrix_x4(fragment[i % 2][k],
+                        s_rows + lane % 16 * Rows::kStride + Rows::kRopeOffset + 32 * (2 * i + k) + lane / 16 * 16);
   }
-  __device__ void load_keys(std::uint32_t s_rows, int b, int latent) {
-    Raw raw;
-    Rows::load_keys(raw, s_rows, latent / 4, latent % 4, lane);
-    take(raw, b, [](const Raw& of, int k) { return Rows::key(of, k); });
+  __device__ void load_keys(std::uint32_t s_rows, int i) { Rows::load_keys(raw[i % 2], s_rows, i / 4, i % 4, lane); }
+  __device__ void load_values(std::uint32_t s_rows, int i) {
+    Rows::load_values(raw[i % 2], s_rows, 2 * group + i % 2, warp, lane);
   }
-  // Value fragments of batch b: 16 rows by half this group's columns, 32 a warp.
-  __device__ void load_values(std::uint32_t s_rows, int b) {
-    Raw raw;
-    Rows::load_values(raw, s_rows, 2 * group + b % 2, warp, lane);
-    take(raw, b, [](const Raw& of, int k) { return Rows::value(of, k); });
-  }
+  // Fragments of batch b from raw[i % 2].
   template <class Of>
-  __device__ void take(const Raw& raw, int b, Of of) {
+  __device__ void take(int b, int i, Of of) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const Fragment f = of(raw, k);
+      const Fragment f = of(raw[i % 2], k);
 #pragma unroll
       for (int j = 0; j < 4; ++j) fragment[b % 2][k][j] = f.a[j];
     }
@@ -214,11 +213,15 @@ struct Hopper {
     const std::uint32_t s_rows = cuda::shared_address(s.rows[slot]);
     cuda::mbarrier_wait(full(slot), round_of(tile, warp) & 1);
     const auto load = [&](int b) {
+      if (b >= kRopeBatches && b < kBatches) load_keys(s_rows, b - kRopeBatches);
+    };
+    const auto make = [&](int b) {
       if (b < kRopeBatches) load_rope(s_rows, b);
-      else load_keys(s_rows, b, b - kRopeBatches);
+      else take(b, b - kRopeBatches, [](const Raw& of, int k) { return Rows::key(of, k); });
     };
     float share[32];  // a sum of its own for each scale group
-    load(0);
+    load(0), load(1);
+    make(0);
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
       const int latent = b - kRopeBatches;
@@ -234,9 +237,10 @@ struct Hopper {
                       !first);
       }
       cuda::wgmma_commit();
+      load(b + 2);
       cuda::wgmma_wait<1>();
       if (b > 0) hold(b - 1);
-      if (b + 1 < kBatches) load(b + 1);  // converted meanwhile
+      if (b + 1 < kBatches) make(b + 1);  // meanwhile
       if (latent >= 0 && latent % 4 == 3) {
         cuda::wgmma_wait<0>();
         hold(b);
@@ -346,8 +350,11 @@ struct Hopper {
     if (turn > 0) cuda::mbarrier_wait(taken(), (turn - 1) & 1);
   }
 
-  // P of x into shared memory, for turn `turn`. Residue: what rounding takes from it, the tile's second turn.
-  __device__ void weigh(int tile, unsigned turn, bool residue) {
+  // Scores become weights.
+  struct Weighed {
+    bool changed, heavy;
+  };
+  __device__ Weighed weigh(unsigned turn) {
     const float scale = p.scale_log2 * Rows::kKeyFactor;
     bool exceeds = false;
 #pragma unroll
@@ -356,7 +363,7 @@ struct Hopper {
       exceeds |= fmaf(fmaxf(x[4 * j], x[4 * j + 2]), scale, -shift_of(peak.x)) > slack.x;
       exceeds |= fmaf(fmaxf(x[4 * j + 1], x[4 * j + 3]), scale, -shift_of(peak.y)) > slack.y;
     }
-    const bool changed = any(exceeds && !residue);
+    const bool changed = any(exceeds);
     if (changed) {
       wait_until_taken(turn);  // s.rescale is no longer read
       settle(scale);
@@ -368,13 +375,16 @@ struct Hopper {
       for (int i = 0; i < 4; ++i)
         x[4 * j + i] = cuda::exp2_approx(fmaf(x[4 * j + i], scale, kKeyLog2 - shift_of(i % 2 ? peak.y : peak.x)));
     }
-    if (!residue) add_sums();
-    const bool heavy = changed && weigh_heaviest();
+    add_sums();
+    return {changed, changed && weigh_heaviest()};
+  }
+  // P into shared memory, for turn `turn`; or, the tile's second, what rounding took from it.
+  __device__ void tell(int tile, unsigned turn, bool residue, Weighed what) {
     wait_until_taken(turn);
     const std::uint32_t s_rows = cuda::shared_address(s.rows[slot_of(tile, warp)]);
     if (residue) put_weights<true>(s_rows);
     else put_weights<false>(s_rows);
-    if (thread % kGroup == 0) s.changed = changed, s.again = heavy;
+    if (thread % kGroup == 0) s.changed = what.changed, s.again = what.heavy;
     cuda::fence_async();
     __syncwarp();
     if (lane == 0) cuda::mbarrier_arrive(told());
@@ -384,8 +394,10 @@ struct Hopper {
     // The lane's row of a matrix: eight heads, eight rows of the slot.
     const std::uint32_t to =
         cuda::shared_address(s.weights[0]) + cuda::swizzled(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+    const std::uint32_t in_slot =
+        s_rows + Rows::kRopeOffset + (lane / 8 % 2 * 8 + lane / 16) * Rows::kStride + lane % 8 * 16;
 #pragma unroll
-    for (int copy = 0; copy < Smem::kCopies; ++copy) {
+    for (int copy = 0; copy < 4; ++copy) {
       const float2 scale = scales(s_rows, copy);
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
@@ -395,11 +407,18 @@ struct Hopper {
           const float by = i % 2 ? scale.y : scale.x;
           r[i] = rounded<Residue>(x[4 * j + 2 * i] * by, x[4 * j + 2 * i + 1] * by);
         }
-        cuda::stmatrix_x4_trans(to + copy * Smem::kBlockBytes + j * 1024, r);
+        cuda::stmatrix_x4_trans(copy < Smem::kCopies ? to + copy * Smem::kBlockBytes + j * 1024
+                                                     : in_slot + j * Rows::kStride,
+                                r);
       }
     }
   }
 
+  // A slot of the tile, which this warp, its part of products with P in it included, no longer reads.
+  __device__ void give_back(int tile, int i) const {
+    __syncwarp();
+    if (lane == 0) cuda::mbarrier_arrive(empty(slot_of(tile, i)));
+  }
   // O^T += V^T P^T, this turn's P; gives the slots back after the tile's last. True: it has another.
   __device__ bool multiply(int tile, unsigned turn) {
     cuda::mbarrier_wait(told(), turn & 1);
@@ -418,29 +437,39 @@ struct Hopper {
         cuda::moved(operands, static_cast<int>(offsetof(Smem, weights)) + 2 * group * Smem::kBlockBytes);
 #pragma unroll
     for (int b = 0; b < 4; ++b) cuda::hold(o[b]);
-#pragma unroll
-    for (int b = 0; b < 8; ++b) {
+    // Of a slot, the columns of a scale group are a batch.
+    const auto load = [&](int b) {
+      if (b >= 8) return;
       const int slot = slot_of(tile, b / 2);
       if (b % 2 == 0) cuda::mbarrier_wait(full(slot), round_of(tile, b / 2) & 1);
       load_values(cuda::shared_address(s.rows[slot]), b);
-      if (b % 2 == 1 && !again) {
-        __syncwarp();
-        if (lane == 0) cuda::mbarrier_arrive(empty(slot));
-      }
+    };
+    const auto make = [&](int b) { take(b, b, [](const Raw& of, int k) { return Rows::value(of, k); }); };
+    load(0), load(1);
+    make(0);
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      std::uint64_t operand = cuda::moved(weights, b % 2 * Smem::kBlockBytes + b / 2 * 32);
+      if (Rows::kRope > 0 && b % 2 == 1 && group == 1)
+        operand = cuda::plain_matrix(cuda::shared_address(s.rows[slot_of(tile, b / 2)]) + Rows::kRopeOffset,
+                                     8 * Rows::kStride, Rows::kStride);
       hold(b);
       cuda::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        cuda::wgmma_a(o[b % 2 * 2 + i], fragment[b % 2][i],
-                      cuda::moved(weights, b % 2 * Smem::kBlockBytes + b / 2 * 32), true);
+      for (int i = 0; i < 2; ++i) cuda::wgmma_a(o[b % 2 * 2 + i], fragment[b % 2][i], operand, true);
       cuda::wgmma_commit();
+      load(b + 2);
       cuda::wgmma_wait<1>();
       if (b > 0) hold(b - 1);
+      if (b + 1 < 8) make(b + 1);  // meanwhile
+      if (b % 2 == 1 && b > 1 && !again) give_back(tile, b / 2 - 1);
     }
     cuda::wgmma_wait<0>();
     hold(7);
 #pragma unroll
     for (int b = 0; b < 4; ++b) cuda::hold(o[b]);
+    __syncwarp();
+    if (!again) give_back(tile, 3);
     if (lane == 0) cuda::mbarrier_arrive(taken());
     return again;
   }
@@ -458,7 +487,7 @@ struct Hopper {
       const bool mine = tile % 2 == group;
       const int next = mine ? tile : tile + 1;
       if (next < tiles && next != scored) score(next), scored = next;
-      if (mine) weigh(tile, turn, again), scored = -1;
+      if (mine) tell(tile, turn, again, again ? Weighed{} : weigh(turn));
       again = multiply(tile, turn);
       if (!again) ++tile;
     }

@@ -82,6 +82,13 @@ __device__ inline std::uint64_t matrix(std::uint32_t s_address, int wide, int st
          ((s_address & 0x3FFFF) >> 4);
 }
 
+// The same without swizzle: blocks of 8 rows x 16 bytes, 128 bytes each; the next columns `wide`, the next rows `step`
+// bytes on.
+__device__ inline std::uint64_t plain_matrix(std::uint32_t s_address, int wide, int step) {
+  return static_cast<std::uint64_t>(step >> 4) << 32 | static_cast<std::uint64_t>(wide >> 4) << 16 |
+         ((s_address & 0x3FFFF) >> 4);
+}
+
 // The matrix `bytes` further on.
 __device__ inline std::uint64_t moved(std::uint64_t matrix, int bytes) {
   std::uint64_t r;
