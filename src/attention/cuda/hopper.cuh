@@ -43,9 +43,9 @@ struct HopperSmem {
   int visible[64];                                       // lanes of this part that the head may see
   int least;                                             // lanes of the unit that every token sees
   unsigned todo;                                         // of parts that merge together
-  // By head: what weights are relative to (log2; -inf: none yet), what scores may exceed it by before it is looked at
-  // anew, and what O has to be multiplied with before this turn.
-  alignas(8) float peak[64], slack[64], rescale[64];
+  // By head. log2 of a weight is score * scale + base; peak: what weights are relative to (log2; -inf: none yet); slack:
+  // what log2 of a weight may be before all of that is looked at anew; what O has to be multiplied with before this turn.
+  alignas(8) float scale[64], base[64], slack[64], peak[64], rescale[64];
   bool changed, again;        // peaks, this turn; the tile has another turn
   alignas(8) float sum[4][64], most[4][64];  // by warp of whose turn it is
   PlanSmem plan;
@@ -61,12 +61,10 @@ struct Hopper {
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
   static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
   static constexpr float kSlack = 8.f;  // not p.slack: all warps settle a peak together
-  // Scores are kKeyFactor too small, so the rope of Q is made so, and P and its sums are as much too large: so the
-  // scales serve both as they are.
-  static constexpr int kKeyLog2 = 56;
-  static_assert(Rows::kScaled && Rows::kKeyFactor == 0x1p56f);
-  static constexpr std::uint32_t kRopeFactor = 0x23802380u;  // 2^-56, twice
-  static constexpr float kOutFactor = Rows::kValueFactor * Rows::kWeightFactor;
+  // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of f32.
+  static constexpr int kWeightLog2 = 56;
+  static_assert(Rows::kScaled);
+  static constexpr float kOutFactor = 0x1p120f;
 
   const CudaParams& p;
   Smem& s;
@@ -188,6 +186,10 @@ struct Hopper {
   __device__ void load_values(std::uint32_t s_rows, int i) {
     Rows::load_values(raw[i % 2], s_rows, 2 * group + i % 2, warp, lane);
   }
+  __device__ static Fragment key(const Raw& of, int k) {
+    return {cuda::e4m3_f16x2<0>(of.r[2 * k]), cuda::e4m3_f16x2<0>(of.r[2 * k + 1]), cuda::e4m3_f16x2<1>(of.r[2 * k]),
+            cuda::e4m3_f16x2<1>(of.r[2 * k + 1])};
+  }
   // Fragments of batch b from raw[i % 2].
   template <class Of>
   __device__ void take(int b, int i, Of of) {
@@ -217,7 +219,7 @@ struct Hopper {
     };
     const auto make = [&](int b) {
       if (b < kRopeBatches) load_rope(s_rows, b);
-      else take(b, b - kRopeBatches, [](const Raw& of, int k) { return Rows::key(of, k); });
+      else take(b, b - kRopeBatches, [](const Raw& of, int k) { return key(of, k); });
     };
     float share[32];  // a sum of its own for each scale group
     load(0), load(1);
@@ -233,8 +235,9 @@ struct Hopper {
       for (int i = 0; i < 2; ++i) {
         const int step = latent >= 0 ? 2 * latent + i : 32 + 2 * b + i;
         const bool first = i == 0 && (latent >= 0 ? latent % 4 == 0 : b == 0);
-        cuda::wgmma_a(to, fragment[b % 2][i], cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32),
-                      !first);
+        const std::uint64_t q = cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32);
+        if (latent >= 0) cuda::wgmma_a_f16(to, fragment[b % 2][i], q, !first);
+        else cuda::wgmma_a(to, fragment[b % 2][i], q, !first);
       }
       cuda::wgmma_commit();
       load(b + 2);
@@ -319,21 +322,28 @@ struct Hopper {
     sum = {sum.x + z[0], sum.y + z[1]};
   }
 
-  // Peaks from the scores of all four warps; what that changes about sums, and about O. `scale`: of scores.
-  __device__ void settle(float scale) {
+  // New peaks from the weights of all four warps, which are made lower by it; what that changes about sums, and about O.
+  __device__ void settle() {
     tell_most();
     sync();
     if (const int h = thread % kGroup; h < 64) {
-      const float peak = s.peak[h], z = most_of_head(h) * scale;
+      const float peak = s.peak[h], z = most_of_head(h) - kWeightLog2 + shift_of(peak);
       const float next = z > peak + kSlack ? z : peak;  // O is rescaled only where P would grow beyond 2^kSlack
       const float rescale = next == peak ? 1.f : cuda::exp2_approx(peak - next);
       s.peak[h] = next, s.rescale[h] = rescale;
+      s.base[h] = kWeightLog2 - shift_of(next), s.most[0][h] = shift_of(next) - shift_of(peak);
 #pragma unroll
       for (int w = 0; w < 4; ++w) s.sum[w][h] *= rescale;
     }
     sync();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 by = pair_of(s.most[0], j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[4 * j + i] -= i % 2 ? by.y : by.x;
+    }
   }
-  // What a weight may be of before its rounding to bf16 would show. True: one is.
+  // What log2 of a weight may be before its rounding to bf16 would show. True: one is more.
   __device__ bool weigh_heaviest() {
     tell_most();
     sync();
@@ -341,7 +351,7 @@ struct Hopper {
     if (const int h = thread % kGroup; h < 64) {
       const float part = (s.sum[0][h] + s.sum[1][h] + s.sum[2][h] + s.sum[3][h]) / p.heavy;
       heavy = most_of_head(h) > part;
-      s.slack[h] = fminf(kSlack, log2f(part) - kKeyLog2);
+      s.slack[h] = fminf(kSlack + kWeightLog2, log2f(part));
     }
     return any(heavy);
   }
@@ -355,26 +365,22 @@ struct Hopper {
     bool changed, heavy;
   };
   __device__ Weighed weigh(unsigned turn) {
-    const float scale = p.scale_log2 * Rows::kKeyFactor;
     bool exceeds = false;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 peak = pair_of(s.peak, j), slack = pair_of(s.slack, j);
-      exceeds |= fmaf(fmaxf(x[4 * j], x[4 * j + 2]), scale, -shift_of(peak.x)) > slack.x;
-      exceeds |= fmaf(fmaxf(x[4 * j + 1], x[4 * j + 3]), scale, -shift_of(peak.y)) > slack.y;
+      const float2 scale = pair_of(s.scale, j), base = pair_of(s.base, j), slack = pair_of(s.slack, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[4 * j + i] = fmaf(x[4 * j + i], i % 2 ? scale.y : scale.x, i % 2 ? base.y : base.x);
+      exceeds |= fmaxf(x[4 * j], x[4 * j + 2]) > slack.x || fmaxf(x[4 * j + 1], x[4 * j + 3]) > slack.y;
     }
     const bool changed = any(exceeds);
     if (changed) {
-      wait_until_taken(turn);  // s.rescale is no longer read
-      settle(scale);
+      wait_until_taken(turn);  // what is told of peaks is no longer read
+      settle();
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 peak = pair_of(s.peak, j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[4 * j + i] = cuda::exp2_approx(fmaf(x[4 * j + i], scale, kKeyLog2 - shift_of(i % 2 ? peak.y : peak.x)));
-    }
+    for (int i = 0; i < 32; ++i) x[i] = cuda::exp2_approx(x[i]);
     add_sums();
     return {changed, changed && weigh_heaviest()};
   }
@@ -421,6 +427,16 @@ struct Hopper {
   }
   // O^T += V^T P^T, this turn's P; gives the slots back after the tile's last. True: it has another.
   __device__ bool multiply(int tile, unsigned turn) {
+    // Of a slot, the columns of a scale group are a batch.
+    const auto load = [&](int b) {
+      if (b >= 8) return;
+      const int slot = slot_of(tile, b / 2);
+      if (b % 2 == 0) cuda::mbarrier_wait(full(slot), round_of(tile, b / 2) & 1);
+      load_values(cuda::shared_address(s.rows[slot]), b);
+    };
+    const auto make = [&](int b) { take(b, b, [](const Raw& of, int k) { return Rows::value(of, k); }); };
+    load(0), load(1);
+    make(0);
     cuda::mbarrier_wait(told(), turn & 1);
     const bool again = s.again;
     if (s.changed) {
@@ -437,16 +453,6 @@ struct Hopper {
         cuda::moved(operands, static_cast<int>(offsetof(Smem, weights)) + 2 * group * Smem::kBlockBytes);
 #pragma unroll
     for (int b = 0; b < 4; ++b) cuda::hold(o[b]);
-    // Of a slot, the columns of a scale group are a batch.
-    const auto load = [&](int b) {
-      if (b >= 8) return;
-      const int slot = slot_of(tile, b / 2);
-      if (b % 2 == 0) cuda::mbarrier_wait(full(slot), round_of(tile, b / 2) & 1);
-      load_values(cuda::shared_address(s.rows[slot]), b);
-    };
-    const auto make = [&](int b) { take(b, b, [](const Raw& of, int k) { return Rows::value(of, k); }); };
-    load(0), load(1);
-    make(0);
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
       std::uint64_t operand = cuda::moved(weights, b % 2 * Smem::kBlockBytes + b / 2 * 32);
@@ -474,10 +480,43 @@ struct Hopper {
     return again;
   }
 
+  // Makes f16 of the warp's eight heads, each times a power of two, by which scores then are too large; what is smaller
+  // than 2^-38 of the head's greatest value loses bits.
+  __device__ static std::uint32_t greatest(std::uint32_t most, uint4 x) {
+    const auto with = [&](std::uint32_t pair) { most = __vmaxu2(most, pair & 0x7FFF7FFFu); };
+    with(x.x), with(x.y), with(x.z), with(x.w);
+    return most;
+  }
+  __device__ void scale_heads(uint4 (&y)[8][2], uint4 (&z)[2]) {
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+      std::uint32_t most = greatest(greatest(0, y[h][0]), y[h][1]);
+      if (Rows::kRope > 0 && lane / 8 == h % 4) most = greatest(most, z[h / 4]);
+      most = __reduce_max_sync(~0u, max(most & 0xFFFF, most >> 16)) >> 7;  // its exponent
+      // The greatest becomes 2^13 or next above it: 512 products with codes still are far from the end of f32.
+      const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most), 1), 253);
+      const float power = __uint_as_float(exponent << 23);
+      const auto of = [&](std::uint32_t& pair) {
+        pair = cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
+      };
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        of(y[h][half].x), of(y[h][half].y), of(y[h][half].z), of(y[h][half].w);
+      if (Rows::kRope > 0 && lane / 8 == h % 4) {
+        constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
+        const std::uint32_t by = exponent << 7 | exponent << 23;
+        uint4& x = z[h / 4];
+        x = {cuda::fma_bf16x2(x.x, by, kZero), cuda::fma_bf16x2(x.y, by, kZero), cuda::fma_bf16x2(x.z, by, kZero),
+             cuda::fma_bf16x2(x.w, by, kZero)};
+      }
+      if (lane == 0) s.scale[8 * (thread / 32) + h] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
+    }
+  }
+
   __device__ void consume(int groups) {
-    if (thread < 64) s.peak[thread] = s.slack[thread] = -INFINITY;
+    if (thread < 64) s.peak[thread] = s.slack[thread] = -INFINITY, s.base[thread] = kWeightLog2;
     if (thread < 4 * 64) (&s.sum[0][0])[thread] = 0.f;
-    load_heads<Rows, kRopeFactor>(p, s, unit, begin, first_head, thread);
+    load_heads<Rows>(p, s, unit, begin, first_head, thread, [&](auto& y, auto& z) { scale_heads(y, z); });
     cuda::barrier_sync(kReady, kThreads);
     bool again = false;
     int scored = -1;  // what x are the scores of
@@ -545,7 +584,7 @@ struct Hopper {
     join();
     if (thread < 64) {
       const float sum = s.sum[0][thread] + s.sum[1][thread] + s.sum[2][thread] + s.sum[3][thread];
-      s_log2[thread] = halves.told[thread].log2 = log2_of(sum, s.peak[thread] - kKeyLog2);
+      s_log2[thread] = halves.told[thread].log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
       const float by = factor(0)[thread] = sum == 0.f ? 0.f : kOutFactor / sum;
       float then = 1.f;
       if (cluster) {
