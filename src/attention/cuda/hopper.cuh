@@ -183,6 +183,9 @@ struct Hopper {
                         s_rows + lane % 16 * Rows::kStride + Rows::kRopeOffset + 32 * (2 * i + k) + lane / 16 * 16);
   }
   __device__ void load_keys(std::uint32_t s_rows, int i) { Rows::load_keys(raw[i % 2], s_rows, i / 4, i % 4, lane); }
+  __device__ void make_keys(int i) {
+    take(i, i, [](const Raw& of, int k) { return key(of, k); });
+  }
   __device__ void load_values(std::uint32_t s_rows, int i) {
     Rows::load_values(raw[i % 2], s_rows, 2 * group + i % 2, warp, lane);
   }
@@ -208,52 +211,57 @@ struct Hopper {
     return {cuda::load_shared(from), cuda::load_shared(from + 8 * Rows::kStride)};
   }
 
+  // Two steps of sums with batch b, of 64 dimensions' first or second half.
+  template <bool F16>
+  __device__ void multiply_keys(float (&to)[32], int b, std::uint64_t q, bool add) {
+    hold(b);
+    cuda::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const std::uint64_t step = cuda::moved(q, b % 2 * 64 + k * 32);
+      if constexpr (F16) cuda::wgmma_a_f16(to, fragment[b % 2][k], step, add || k > 0);
+      else cuda::wgmma_a(to, fragment[b % 2][k], step, add || k > 0);
+    }
+    cuda::wgmma_commit();
+  }
   // x = K Q^T, scaled.
   __device__ void score(int tile) {
-    constexpr int kRopeBatches = Rows::kRope / 32, kBatches = kRopeBatches + 16;
     const int slot = slot_of(tile, warp);
     const std::uint32_t s_rows = cuda::shared_address(s.rows[slot]);
     cuda::mbarrier_wait(full(slot), round_of(tile, warp) & 1);
-    const auto load = [&](int b) {
-      if (b >= kRopeBatches && b < kBatches) load_keys(s_rows, b - kRopeBatches);
-    };
-    const auto make = [&](int b) {
-      if (b < kRopeBatches) load_rope(s_rows, b);
-      else take(b, b - kRopeBatches, [](const Raw& of, int k) { return key(of, k); });
-    };
-    float share[32];  // a sum of its own for each scale group
-    load(0), load(1);
-    make(0);
+    // A batch is made while the one before is multiplied, and its codes are loaded earlier.
+    load_keys(s_rows, 0), load_keys(s_rows, 1);
+    if constexpr (Rows::kRope > 0) {
+      const std::uint64_t q = cuda::moved(operands, 8 * Smem::kBlockBytes);
+      load_rope(s_rows, 0);
+      cuda::hold(x);
+      multiply_keys<false>(x, 0, q, false), cuda::wgmma_wait<1>(), hold(1), load_rope(s_rows, 1);
+      multiply_keys<false>(x, 1, q, true), cuda::wgmma_wait<1>(), hold(0), make_keys(0);
+    } else {
 #pragma unroll
-    for (int b = 0; b < kBatches; ++b) {
-      const int latent = b - kRopeBatches;
-      float (&to)[32] = latent >= 0 ? share : x;
-      hold(b);
-      if (b == 0 || latent % 4 == 0) cuda::hold(to);
-      cuda::wgmma_fence();
+      for (int i = 0; i < 32; ++i) x[i] = 0.f;
+      make_keys(0);
+    }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int step = latent >= 0 ? 2 * latent + i : 32 + 2 * b + i;
-        const bool first = i == 0 && (latent >= 0 ? latent % 4 == 0 : b == 0);
-        const std::uint64_t q = cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32);
-        if (latent >= 0) cuda::wgmma_a_f16(to, fragment[b % 2][i], q, !first);
-        else cuda::wgmma_a(to, fragment[b % 2][i], q, !first);
+    for (int scale_group = 0; scale_group < 4; ++scale_group) {
+      float share[32];  // a sum of its own for each scale group
+      const std::uint64_t q = cuda::moved(operands, scale_group * (2 * Smem::kBlockBytes));
+      cuda::hold(share);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        multiply_keys<true>(share, b, cuda::moved(q, b / 2 * Smem::kBlockBytes), b > 0);
+        const int next = 4 * scale_group + b + 1;
+        if (next + 1 < 16) load_keys(s_rows, next + 1);
+        cuda::wgmma_wait<1>();
+        hold(next);
+        if (next < 16) make_keys(next);
       }
-      cuda::wgmma_commit();
-      load(b + 2);
-      cuda::wgmma_wait<1>();
-      if (b > 0) hold(b - 1);
-      if (b + 1 < kBatches) make(b + 1);  // meanwhile
-      if (latent >= 0 && latent % 4 == 3) {
-        cuda::wgmma_wait<0>();
-        hold(b);
-        if (latent == 3) cuda::hold(x);
-        cuda::hold(share);
-        const float2 scale = scales(s_rows, latent / 4);
+      const float2 scale = scales(s_rows, scale_group);
+      cuda::wgmma_wait<0>();
+      hold(1);
+      cuda::hold(x), cuda::hold(share);
 #pragma unroll
-        for (int i = 0; i < 32; ++i)
-          x[i] = fmaf(share[i], i / 2 % 2 ? scale.y : scale.x, kRopeBatches == 0 && latent == 3 ? 0.f : x[i]);
-      }
+      for (int i = 0; i < 32; ++i) x[i] = fmaf(share[i], i / 2 % 2 ? scale.y : scale.x, x[i]);
     }
     mask(tile * kTokens, slot);
   }
@@ -279,13 +287,6 @@ struct Hopper {
     __syncwarp();
   }
 
-  // Of all rows of the warp's slot, by any `with`.
-  template <class With>
-  __device__ static float over_rows(float z, With with) {
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) z = with(z, __shfl_xor_sync(~0u, z, d));
-    return z;
-  }
   // z of 16 heads, by any `with` of all eight lanes of a row, which halve the heads among them three times: z[e] is
   // head 8 g + 2 c + e then.
   template <int Half = 8, class With>
@@ -301,13 +302,11 @@ struct Hopper {
   }
   // The greatest of x in all rows of the warp's slot, by head, into s.most.
   __device__ void tell_most() {
+    float z[16];
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float z = over_rows(fmaxf(x[4 * j + e], x[4 * j + 2 + e]), [](float a, float b) { return fmaxf(a, b); });
-        if (g == 0) s.most[warp][8 * j + 2 * c + e] = z;
-      }
+    for (int i = 0; i < 16; ++i) z[i] = fmaxf(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + 2 + i % 2]);
+    halve(z, [](float a, float b) { return fmaxf(a, b); });
+    pair_of(s.most[warp], g) = {z[0], z[1]};
   }
   __device__ float most_of_head(int h) const {
     return fmaxf(fmaxf(s.most[0][h], s.most[1][h]), fmaxf(s.most[2][h], s.most[3][h]));
@@ -322,26 +321,30 @@ struct Hopper {
     sum = {sum.x + z[0], sum.y + z[1]};
   }
 
-  // New peaks from the weights of all four warps, which are made lower by it; what that changes about sums, and about O.
-  __device__ void settle() {
+  // New peaks from the weights of all four warps, which are made lower by it; what that changes about sums, and about O:
+  // true if anything.
+  __device__ bool settle() {
     tell_most();
     sync();
+    bool changed = false;
     if (const int h = thread % kGroup; h < 64) {
       const float peak = s.peak[h], z = most_of_head(h) - kWeightLog2 + shift_of(peak);
       const float next = z > peak + kSlack ? z : peak;  // O is rescaled only where P would grow beyond 2^kSlack
-      const float rescale = next == peak ? 1.f : cuda::exp2_approx(peak - next);
+      const float rescale = next == peak || peak == -INFINITY ? 1.f : cuda::exp2_approx(peak - next);  // of nothing: 1
+      changed = rescale != 1.f;
       s.peak[h] = next, s.rescale[h] = rescale;
-      s.base[h] = kWeightLog2 - shift_of(next), s.most[0][h] = shift_of(next) - shift_of(peak);
+      s.base[h] = kWeightLog2 - shift_of(next), s.slack[h] = shift_of(next) - shift_of(peak);
 #pragma unroll
       for (int w = 0; w < 4; ++w) s.sum[w][h] *= rescale;
     }
-    sync();
+    changed = any(changed);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 by = pair_of(s.most[0], j);
+      const float2 by = pair_of(s.slack, j);  // until it is worked out anew
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[4 * j + i] -= i % 2 ? by.y : by.x;
     }
+    return changed;
   }
   // What log2 of a weight may be before its rounding to bf16 would show. True: one is more.
   __device__ bool weigh_heaviest() {
@@ -374,15 +377,16 @@ struct Hopper {
         x[4 * j + i] = fmaf(x[4 * j + i], i % 2 ? scale.y : scale.x, i % 2 ? base.y : base.x);
       exceeds |= fmaxf(x[4 * j], x[4 * j + 2]) > slack.x || fmaxf(x[4 * j + 1], x[4 * j + 3]) > slack.y;
     }
-    const bool changed = any(exceeds);
-    if (changed) {
+    exceeds = any(exceeds);
+    bool changed = false;
+    if (exceeds) {
       wait_until_taken(turn);  // what is told of peaks is no longer read
-      settle();
+      changed = settle();
     }
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = cuda::exp2_approx(x[i]);
     add_sums();
-    return {changed, changed && weigh_heaviest()};
+    return {changed, exceeds && weigh_heaviest()};
   }
   // P into shared memory, for turn `turn`; or, the tile's second, what rounding took from it.
   __device__ void tell(int tile, unsigned turn, bool residue, Weighed what) {
@@ -480,43 +484,80 @@ struct Hopper {
     return again;
   }
 
-  // Makes f16 of the warp's eight heads, each times a power of two, by which scores then are too large; what is smaller
-  // than 2^-38 of the head's greatest value loses bits.
+  // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy of
+  // it. A warp loads eight heads; then it makes f16 of their latent, each head times a power of two, by which its scores
+  // then are too large, in the order of Rows::query_step. What is smaller than 2^-38 of a head's greatest loses bits.
+  __device__ void load_q() {
+    const auto head_of = [&](int local) { return min(first_head + local, p.fold * p.heads - 1); };
+    const int first = thread / 32 * 8;
+    const HeadPlace at = place_of(p, unit, head_of(first + lane % 8));
+    const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
+                       rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
+    const auto copy = [&](int block, int head, const void* from, std::int64_t element) {
+      cuda::cp_async_16(cuda::shared_address(s.q[block]) + cuda::swizzled(head, lane % 8),
+                        static_cast<const __nv_bfloat16*>(from) + element, 16);
+    };
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+      const std::int64_t from = __shfl_sync(~0u, latent, h) + lane * 8;
+      copy(lane / 8, first + h, p.q, from), copy(4 + lane / 8, first + h, p.q, from + 256);
+    }
+    if constexpr (Rows::kRope > 0) {
+#pragma unroll
+      for (int i = 0; i < 8; i += 4)
+        copy(8, first + i + lane / 8, p.q_rope, __shfl_sync(~0u, rope, i + lane / 8) + lane % 8 * 8);
+    }
+    cuda::cp_async_commit();
+    if (thread == 0) s.least = lanes_of_all(p, unit);
+    if (thread < 64) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
+    cuda::cp_async_wait<0>();
+    __syncwarp();
+#pragma unroll 1
+    for (int h = first; h < first + 8; ++h) scale_head(h);
+    cuda::fence_async();
+  }
   __device__ static std::uint32_t greatest(std::uint32_t most, uint4 x) {
     const auto with = [&](std::uint32_t pair) { most = __vmaxu2(most, pair & 0x7FFF7FFFu); };
     with(x.x), with(x.y), with(x.z), with(x.w);
     return most;
   }
-  __device__ void scale_heads(uint4 (&y)[8][2], uint4 (&z)[2]) {
+  __device__ void scale_head(int head) {
+    const auto piece = [&](int block, int i) -> uint4& {
+      return *reinterpret_cast<uint4*>(s.q[block] + cuda::swizzled(head, i));
+    };
+    const uint4 y[2] = {piece(lane / 8, lane % 8), piece(4 + lane / 8, lane % 8)};
+    std::uint32_t most = greatest(greatest(0, y[0]), y[1]);
+    uint4 z;
+    const bool has_rope = Rows::kRope > 0 && lane < 8;
+    if (has_rope) z = piece(8, lane), most = greatest(most, z);
+    most = __reduce_max_sync(~0u, max(most & 0xFFFF, most >> 16)) >> 7;  // its exponent
+    // The greatest becomes 2^13 or next above it: 512 products with codes still are far from the end of f32.
+    const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most), 1), 253);
+    const float power = __uint_as_float(exponent << 23);
+    if (lane == 0) s.scale[head] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
+    const auto of = [&](std::uint32_t pair) {
+      return cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
+    };
+    const int place = lane % 2 * 8;  // of half a step
 #pragma unroll
-    for (int h = 0; h < 8; ++h) {
-      std::uint32_t most = greatest(greatest(0, y[h][0]), y[h][1]);
-      if (Rows::kRope > 0 && lane / 8 == h % 4) most = greatest(most, z[h / 4]);
-      most = __reduce_max_sync(~0u, max(most & 0xFFFF, most >> 16)) >> 7;  // its exponent
-      // The greatest becomes 2^13 or next above it: 512 products with codes still are far from the end of f32.
-      const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most), 1), 253);
-      const float power = __uint_as_float(exponent << 23);
-      const auto of = [&](std::uint32_t& pair) {
-        pair = cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
-      };
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        of(y[h][half].x), of(y[h][half].y), of(y[h][half].z), of(y[h][half].w);
-      if (Rows::kRope > 0 && lane / 8 == h % 4) {
-        constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
-        const std::uint32_t by = exponent << 7 | exponent << 23;
-        uint4& x = z[h / 4];
-        x = {cuda::fma_bf16x2(x.x, by, kZero), cuda::fma_bf16x2(x.y, by, kZero), cuda::fma_bf16x2(x.z, by, kZero),
-             cuda::fma_bf16x2(x.w, by, kZero)};
-      }
-      if (lane == 0) s.scale[8 * (thread / 32) + h] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
+    for (int half = 0; half < 2; ++half) {
+      auto* const low = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, lane % 8 & ~1)) + place;
+      auto* const high = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, lane % 8 | 1)) + place;
+      *reinterpret_cast<uint2*>(low) = {of(y[half].x), of(y[half].z)};
+      *reinterpret_cast<uint2*>(high) = {of(y[half].y), of(y[half].w)};
+    }
+    if (has_rope) {
+      constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
+      const std::uint32_t by = exponent << 7 | exponent << 23;
+      piece(8, lane) = {cuda::fma_bf16x2(z.x, by, kZero), cuda::fma_bf16x2(z.y, by, kZero),
+                        cuda::fma_bf16x2(z.z, by, kZero), cuda::fma_bf16x2(z.w, by, kZero)};
     }
   }
 
   __device__ void consume(int groups) {
     if (thread < 64) s.peak[thread] = s.slack[thread] = -INFINITY, s.base[thread] = kWeightLog2;
     if (thread < 4 * 64) (&s.sum[0][0])[thread] = 0.f;
-    load_heads<Rows>(p, s, unit, begin, first_head, thread, [&](auto& y, auto& z) { scale_heads(y, z); });
+    load_q();
     cuda::barrier_sync(kReady, kThreads);
     bool again = false;
     int scored = -1;  // what x are the scores of

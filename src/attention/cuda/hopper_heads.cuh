@@ -17,30 +17,16 @@ namespace sievemla::stage::attention {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Eight of a head's values as piece `piece` of 128 bytes; beside codes, in the order of Rows::query_step.
-template <class Rows>
-__device__ inline void put_query(unsigned char* block, int head, int piece, uint4 y) {
-  if constexpr (Rows::kScaled) {
-    const int half = piece % 2 * 8;  // of a step, which is two pieces
-    *reinterpret_cast<uint2*>(block + cuda::swizzled(head, piece & ~1) + half) = {y.x, y.z};
-    *reinterpret_cast<uint2*>(block + cuda::swizzled(head, piece | 1) + half) = {y.y, y.w};
-  } else {
-    *reinterpret_cast<uint4*>(block + cuda::swizzled(head, piece)) = y;
-  }
-}
-
 // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy of
-// it. 256 threads call; a warp loads eight heads. change(y, z) may make others of the values: y[h] are the latent's of
-// the warp's head h, eight by eight dimensions, z[i] the rope's of head 4 i + lane / 8.
-template <class Rows, class Smem, class Change>
-__device__ inline void load_heads(const CudaParams& p, Smem& s, int unit, int begin, int first_head, int thread,
-                                  Change change) {
+// it. 256 threads call; a warp loads eight heads.
+template <class Rows, class Smem>
+__device__ inline void load_heads(const CudaParams& p, Smem& s, int unit, int begin, int first_head, int thread) {
   const auto head_of = [&](int local) { return min(first_head + local, p.fold * p.heads - 1); };
   const int lane = thread % 32, first = thread / 32 * 8;
   const HeadPlace at = place_of(p, unit, head_of(first + lane % 8));
   const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
                      rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
-  uint4 y[8][2], z[2] = {};
+  uint4 y[8][2], z[2];
 #pragma unroll
   for (int h = 0; h < 8; ++h) {
     const auto* from = static_cast<const __nv_bfloat16*>(p.q) + __shfl_sync(~0u, latent, h) + lane * 8;
@@ -54,9 +40,6 @@ __device__ inline void load_heads(const CudaParams& p, Smem& s, int unit, int be
     for (int i = 0; i < 2; ++i)
       z[i] = __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.q_rope) +
                                                   __shfl_sync(~0u, rope, 4 * i + lane / 8) + lane % 8 * 8));
-  }
-  change(y, z);
-  if constexpr (Rows::kRope > 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       *reinterpret_cast<uint4*>(s.q[8] + cuda::swizzled(first + 4 * i + lane / 8, lane % 8)) = z[i];
@@ -65,7 +48,7 @@ __device__ inline void load_heads(const CudaParams& p, Smem& s, int unit, int be
   for (int h = 0; h < 8; ++h)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      put_query<Rows>(s.q[4 * half + lane / 8], first + h, lane % 8, y[h][half]);
+      *reinterpret_cast<uint4*>(s.q[4 * half + lane / 8] + cuda::swizzled(first + h, lane % 8)) = y[h][half];
   cuda::fence_async();
 }
 

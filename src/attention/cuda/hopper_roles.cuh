@@ -311,7 +311,7 @@ struct Values : Role<Rows> {
 
   __device__ void run() {
     cuda::barrier_sync(Base::kSet, 2 * Base::kGroup);  // the mbarriers are there
-    load_heads<Rows>(this->p, s, this->unit, this->begin, first_head, thread, [](auto&, auto&) {});
+    load_heads<Rows>(this->p, s, this->unit, this->begin, first_head, thread);
     cuda::barrier_arrive(Base::kLoaded, Base::kConsumers);
     const std::uint64_t weights = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.rows[0][8]))), 16, 1024),
                         values = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.rows[0][4 * group]))),
