@@ -35,8 +35,8 @@ constexpr Clocks few_heads_clocks(int heads, bool scaled) {
   if (heads <= 16) return scaled ? Clocks{1550, 1550, 14700} : Clocks{1300, 2240, 14700};
   return scaled ? Clocks{2000, 2000, 20000} : Clocks{1700, 2600, 20000};
 }
-constexpr Clocks warp_group_clocks(bool scaled) {  // fp8 is converted on the way
-  return scaled ? Clocks{2950, 2950, 15000} : Clocks{2450, 2450, 15000};
+constexpr Clocks warp_group_clocks(bool scaled) {
+  return scaled ? Clocks{2400, 2400, 15000} : Clocks{2450, 2450, 15000};
 }
 
 // What the choice knows of a tile.
