@@ -73,7 +73,7 @@ wait
 if [[ $sanitize == --sanitize ]]; then
   small='*Case01*:*Case02*:*Case14*:*Case19*:*Case23Lse*:*HolesAndLengths:*SharedSlotLists:*.Tickets:*NanStaysPut'
   small+=':*BytesOf*:*TheReferencesBytes:*SlotsOfEveryShard:*OneRowTogether:*ExpandPools:*FirstLaunchEver*'
-  small+=':*ALayerIsItsStages*'
+  small+=':*ALayerIsItsStages*:*EveryTileUncut:*FewHeadsInParts:*UnitsBesideAWaveOfClusters'
   for config in $(configs); do
     for tool in memcheck racecheck synccheck initcheck; do
       for program in "$bin"/*_cuda_test; do

@@ -109,16 +109,17 @@ TEST_F(OnCuda, GraphReplayedWithNewLengths) {
   }
 }
 
-// Units that a wave of clusters leaves are a second launch beside the first (H200: 15 clusters of 8 parts, 30 of 4).
+// Units that a wave of clusters leaves are a second launch beside the first (H200: 15 units are clusters of 8 or 7
+// parts, 30 of 4, and 1 to 3 are left).
 TEST_F(OnCuda, UnitsBesideAWaveOfClusters) {
   const Backend cuda = backend();
   for (const auto& [format, rope] : kRows)
-    for (const std::int64_t tokens : {16, 17, 31, 34}) {
+    for (const auto& [tokens, lanes] : {std::array{16, 480}, {17, 448}, {31, 512}, {33, 416}}) {
       SCOPED_TRACE(tokens);
       Problem p{.tokens = tokens, .heads = 64, .format = format, .rope = rope, .pages = 20, .sinks = true};
-      p.random_list(1100, 1000);
-      p.topk_length.assign(static_cast<std::size_t>(tokens), 1100);
-      p.topk_length[2] = 0, p.topk_length.back() = tokens == 17 ? 0 : 777;
+      p.random_list(lanes, lanes - 40);
+      p.topk_length.assign(static_cast<std::size_t>(tokens), lanes);
+      p.topk_length[2] = 0, p.topk_length.back() = tokens == 17 ? 0 : lanes - 99;
       if (tokens == 31) p.topk_length.back() = 100;  // fewer tiles than parts
       expect_solved(p, cuda);
     }
@@ -151,6 +152,38 @@ TEST_F(OnCuda, UnitsBesideAWaveOnTwoStreams) {
     ASSERT_TRUE(same_bytes(first, one.result())) << i;
     ASSERT_TRUE(same_bytes(second, other.result())) << i;
   }
+}
+
+// Where a unit is not cut, its heads alone choose the tile. Lists in which every group of a tile has a turn, most two.
+TEST_F(OnCuda, EveryTileUncut) {
+  const Backend cuda = backend();
+  const auto uncut = [](AttentionArgs& args) { args.batch_invariant = true; };
+  for (const auto& [format, rope] : kRows)
+    for (const std::int64_t heads : {7, 16, 32, 64}) {
+      SCOPED_TRACE(heads);
+      Problem p{.tokens = 4, .heads = heads, .format = format, .rope = rope, .pages = 12, .sinks = true};
+      p.random_list(500, 430);
+      p.topk_length = {500, 0, 333, 5};
+      expect_solved(p, cuda, uncut);
+    }
+}
+
+// So many units and rows that few heads are not left to the tile of the shortest start: equal parts, and unequal ones.
+TEST_F(OnCuda, FewHeadsInParts) {
+  const Backend cuda = backend();
+  for (const auto& [format, rope] : kRows)
+    for (const std::int64_t heads : {8, 16}) {
+      SCOPED_TRACE(heads);
+      Problem p{.tokens = 48, .heads = heads, .format = format, .rope = rope, .pages = 40, .sinks = true};
+      p.random_list(1152, 1100);
+      expect_solved(p, cuda);
+      Problem dense{.tokens = 100, .heads = heads, .format = format, .rope = rope, .pages = 40};
+      dense.table_width = 10;
+      Random random(17);
+      for (int i = 0; i < 100 * 10; ++i) dense.table.push_back(static_cast<std::int32_t>(random.below(41)) - 1);
+      for (int i = 0; i < 100; ++i) dense.lengths.push_back(static_cast<std::int32_t>(random.below(641)));
+      expect_solved(dense, cuda);
+    }
 }
 
 TEST_F(OnCuda, Case06Heads) {
