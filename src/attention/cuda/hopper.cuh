@@ -24,8 +24,8 @@ template <class Rows>
 struct HopperSmem {
   static constexpr int kBlocks = (kLatent + Rows::kRope) / 64;  // of 64 dimensions: 128 bytes
   static constexpr int kBlockBytes = 64 * 128;
-  // P has four copies, times the scale of 128 columns each. The last lies where the slots have their rope, if they have,
-  // which no longer is needed by then: without it there is no room for three tiles.
+  // P has four copies, times the scale of 128 columns each. The last lies where the slots have their rope, if they
+  // have, which no longer is needed by then: without it there is no room for three tiles.
   static constexpr int kCopies = Rows::kRope > 0 ? 3 : 4;
   static constexpr int kSlots = Rows::kRope > 0 ? 12 : 14;
   static constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
@@ -40,13 +40,14 @@ struct HopperSmem {
     std::int64_t names[4][kNames][32];  // of rows to come, by the producer's warp
     float greatest[2][4][64];           // in the end: |O|, by consumer's warp and head
   };
-  int visible[64];                                       // lanes of this part that the head may see
-  int least;                                             // lanes of the unit that every token sees
-  unsigned todo;                                         // of parts that merge together
-  // By head. log2 of a weight is score * scale + base; peak: what weights are relative to (log2; -inf: none yet); slack:
-  // what log2 of a weight may be before all of that is looked at anew; what O has to be multiplied with before this turn.
+  int visible[64];  // lanes of this part that the head may see
+  int least;        // lanes of the unit that every token sees
+  unsigned todo;    // of parts that merge together
+  // By head. log2 of a weight is score * scale + base; peak: what weights are relative to (log2; -inf: none yet);
+  // slack: what log2 of a weight may be before all of that is looked at anew; what O has to be multiplied with before
+  // this turn.
   alignas(8) float scale[64], base[64], slack[64], peak[64], rescale[64];
-  bool changed, again;        // peaks, this turn; the tile has another turn
+  bool changed, again;                       // peaks, this turn; the tile has another turn
   alignas(8) float sum[4][64], most[4][64];  // by warp of whose turn it is
   PlanSmem plan;
 };
@@ -61,7 +62,8 @@ struct Hopper {
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
   static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
   static constexpr float kSlack = 8.f;  // not p.slack: all warps settle a peak together
-  // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of f32.
+  // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of
+  // f32.
   static constexpr int kWeightLog2 = 56;
   static_assert(Rows::kScaled);
   static constexpr float kOutFactor = 0x1p120f;
@@ -311,7 +313,8 @@ struct Hopper {
   __device__ float most_of_head(int h) const {
     return fmaxf(fmaxf(s.most[0][h], s.most[1][h]), fmaxf(s.most[2][h], s.most[3][h]));
   }
-  // Into s.sum[warp]: x of all rows of the warp's slot, by head. Lanes of a row halve the heads among them, three times.
+  // Into s.sum[warp]: x of all rows of the warp's slot, by head. Lanes of a row halve the heads among them, three
+  // times.
   __device__ void add_sums() {
     float z[16];
 #pragma unroll
@@ -321,8 +324,8 @@ struct Hopper {
     sum = {sum.x + z[0], sum.y + z[1]};
   }
 
-  // New peaks from the weights of all four warps, which are made lower by it; what that changes about sums, and about O:
-  // true if anything.
+  // New peaks from the weights of all four warps, which are made lower by it; what that changes about sums, and about
+  // O: true if anything.
   __device__ bool settle() {
     tell_most();
     sync();
@@ -373,8 +376,7 @@ struct Hopper {
     for (int j = 0; j < 8; ++j) {
       const float2 scale = pair_of(s.scale, j), base = pair_of(s.base, j), slack = pair_of(s.slack, j);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[4 * j + i] = fmaf(x[4 * j + i], i % 2 ? scale.y : scale.x, i % 2 ? base.y : base.x);
+      for (int i = 0; i < 4; ++i) x[4 * j + i] = fmaf(x[4 * j + i], i % 2 ? scale.y : scale.x, i % 2 ? base.y : base.x);
       exceeds |= fmaxf(x[4 * j], x[4 * j + 2]) > slack.x || fmaxf(x[4 * j + 1], x[4 * j + 3]) > slack.y;
     }
     exceeds = any(exceeds);
@@ -417,9 +419,8 @@ struct Hopper {
           const float by = i % 2 ? scale.y : scale.x;
           r[i] = rounded<Residue>(x[4 * j + 2 * i] * by, x[4 * j + 2 * i + 1] * by);
         }
-        cuda::stmatrix_x4_trans(copy < Smem::kCopies ? to + copy * Smem::kBlockBytes + j * 1024
-                                                     : in_slot + j * Rows::kStride,
-                                r);
+        cuda::stmatrix_x4_trans(
+            copy < Smem::kCopies ? to + copy * Smem::kBlockBytes + j * 1024 : in_slot + j * Rows::kStride, r);
       }
     }
   }
@@ -484,9 +485,10 @@ struct Hopper {
     return again;
   }
 
-  // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy of
-  // it. A warp loads eight heads; then it makes f16 of their latent, each head times a power of two, by which its scores
-  // then are too large, in the order of Rows::query_step. What is smaller than 2^-38 of a head's greatest loses bits.
+  // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy
+  // of it. A warp loads eight heads; then it makes f16 of their latent, each head times a power of two, by which its
+  // scores then are too large, in the order of Rows::query_step. What is smaller than 2^-38 of a head's greatest loses
+  // bits.
   __device__ void load_q() {
     const auto head_of = [&](int local) { return min(first_head + local, p.fold * p.heads - 1); };
     const int first = thread / 32 * 8;

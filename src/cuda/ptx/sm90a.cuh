@@ -118,19 +118,8 @@ __device__ inline void hold(std::uint32_t (&a)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// d[64 x 32] (+)= a[64 x 16] b[32 x 16]^T, both in shared memory, row by row. Thread t of the warp group holds rows
+// d[64 x 64] (+)= a[64 x 16] b[64 x 16]^T, both in shared memory, row by row. Thread t of the warp group holds rows
 // 16 (t / 32) + t % 32 / 4 (and + 8 in d[4j + 2], d[4j + 3]), columns 8j + 2 (t % 4) and the next.
-__device__ inline void wgmma_64x32(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
-// The same for 64 rows of b.
 __device__ inline void wgmma_64x64(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
@@ -145,7 +134,8 @@ __device__ inline void wgmma_64x64(float (&d)[32], std::uint64_t a, std::uint64_
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N = 8, 16, 32, 64: a in registers, as for mma.sync, b in shared memory, row by row
+// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, N = 8, 16, 32, 64: a in registers, as for mma.sync, b in shared memory, row by
+// row.
 __device__ inline void wgmma_a(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %9, 0;\n"
