@@ -61,7 +61,6 @@ struct Hopper {
                        kThreads = kConsumers + kGroup, kSlots = Smem::kSlots, kNames = Smem::kNames;
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
   static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
-  static constexpr float kSlack = 8.f;  // not p.slack: all warps settle a peak together
   // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of
   // f32.
   static constexpr int kWeightLog2 = 56;
@@ -332,7 +331,7 @@ struct Hopper {
     bool changed = false;
     if (const int h = thread % kGroup; h < 64) {
       const float peak = s.peak[h], z = most_of_head(h) - kWeightLog2 + shift_of(peak);
-      const float next = z > peak + kSlack ? z : peak;  // O is rescaled only where P would grow beyond 2^kSlack
+      const float next = z > peak + p.slack ? z : peak;  // O is rescaled only where P would grow beyond 2^slack
       const float rescale = next == peak || peak == -INFINITY ? 1.f : cuda::exp2_approx(peak - next);  // of nothing: 1
       changed = rescale != 1.f;
       s.peak[h] = next, s.rescale[h] = rescale;
@@ -357,7 +356,7 @@ struct Hopper {
     if (const int h = thread % kGroup; h < 64) {
       const float part = (s.sum[0][h] + s.sum[1][h] + s.sum[2][h] + s.sum[3][h]) / p.heavy;
       heavy = most_of_head(h) > part;
-      s.slack[h] = fminf(kSlack + kWeightLog2, log2f(part));
+      s.slack[h] = fminf(p.slack + kWeightLog2, log2f(part));
     }
     return any(heavy);
   }
