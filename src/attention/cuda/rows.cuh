@@ -100,7 +100,8 @@ struct Bf16Rows {
 // e4m3 latent | 4 x f32 scale | bf16 rope.
 //
 // A code becomes a bf16 of value * 2^-120 (cuda/mma/e4m3.cuh). Q carries 2^64 and P 2^48 to keep sums far from the ends
-// of f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to 2^70.
+// of f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to 2^70; in the
+// loops of sm_90 by wgmma, whose weights carry 2^56 and may be 2^8, below 2^63.
 template <int Rope>
 struct Fp8Rows {
   using Map = kv::Fp8Row<Rope>;

@@ -6,7 +6,7 @@
 //
 // Sign-extend the byte to 16 bits, shift left by 4, keep sign and the seven value bits: 3 instructions a pair. Whoever
 // multiplies makes up for the 2^-120 (tensor cores take subnormal bf16).
-// The codes 0x7F and 0xFF (NaN) read as +-480: writers give a row that holds NaN a NaN scale.
+// The codes 0x7F and 0xFF (NaN) read as +-480, by e4m3_f16x2 as NaN: writers give a row that holds NaN a NaN scale.
 #pragma once
 #include <cstdint>
 
