@@ -14,6 +14,7 @@
 #include <cuda_bf16.h>
 
 #include <cstddef>
+#include <type_traits>
 
 #include "attention/cuda/hopper_heads.cuh"
 #include "cuda/arch/tile.h"
@@ -44,15 +45,38 @@ struct HopperSmem {
   int least;        // lanes of the unit that every token sees
   unsigned todo;    // of parts that merge together
   // By head. log2 of a weight is score * scale + base; peak: what weights are relative to (log2; -inf: none yet);
-  // slack: what log2 of a weight may be before all of that is looked at anew; what O has to be multiplied with before
-  // this turn.
+  // slack: what log2 of a weight may be before all of that is looked at anew (while it is, what log2 is lowered by);
+  // rescale: what O has to be multiplied with before this turn.
   alignas(8) float scale[64], base[64], slack[64], peak[64], rescale[64];
-  bool changed, again;                       // peaks, this turn; the tile has another turn
+  bool changed, again;                       // of a turn: O has to be rescaled; the tile has another
   alignas(8) float sum[4][64], most[4][64];  // by warp of whose turn it is
   PlanSmem plan;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// The power of two that is next below x, or near it where that would be none.
+__device__ inline float power_of(float x) {
+  return fminf(fmaxf(__uint_as_float(__float_as_uint(x) & 0x7F800000u), 0x1p-100f), 0x1p126f);
+}
+
+// The shares of a cluster to where they belong. All its consuming threads call.
+__device__ inline void write_half_shares(const CudaParams& p, const Place& place, const Told* s_told,
+                                         const __half* s_shares, int thread, int threads) {
+  constexpr int kHeads = 64;
+  const Part& part = place.part;
+  const int first_head = place.group * kHeads, heads = min(kHeads, p.fold * p.heads - first_head);
+  const int first = kHeads * part.index / part.parts, end = min(kHeads * (part.index + 1) / part.parts, heads);
+  cuda::cluster_sync();
+  const auto add = [&](auto parts) {
+    add_half_shares<decltype(parts)::value>(p, part.unit, part.parts, part.index, s_told, s_shares, first_head, first,
+                                            end, thread / 32, threads / 32);
+  };
+  if (part.parts <= 2) add(std::integral_constant<int, 2>{});
+  else if (part.parts <= 4) add(std::integral_constant<int, 4>{});
+  else add(std::integral_constant<int, 8>{});
+  cuda::cluster_meet();  // until nobody reads here any more
+}
 
 template <class Rows>
 struct Hopper {
@@ -173,7 +197,7 @@ struct Hopper {
 
   __device__ static float shift_of(float peak) { return peak == -INFINITY ? 0.f : peak; }
   __device__ void sync() const { cuda::barrier_sync(1 + group, kGroup); }
-  __device__ bool any(bool x) const { return uniform(cuda::barrier_any(1 + group, kGroup, x)) != 0; }
+  __device__ bool any(bool mine) const { return uniform(cuda::barrier_any(1 + group, kGroup, mine)) != 0; }
   __device__ float2& pair_of(float (&of)[64], int j) const { return reinterpret_cast<float2*>(of)[4 * j + c]; }
 
   // Raw keys: two steps of the rope, or of the latent; raw values: 16 rows by half this group's columns, 32 a warp.
@@ -288,7 +312,7 @@ struct Hopper {
     __syncwarp();
   }
 
-  // z of 16 heads, by any `with` of all eight lanes of a row, which halve the heads among them three times: z[e] is
+  // z of 16 heads, by any `with` of the eight lanes of one c, which halve the heads among them three times: z[e] is
   // head 8 g + 2 c + e then.
   template <int Half = 8, class With>
   __device__ void halve(float (&z)[16], With with) const {
@@ -312,8 +336,7 @@ struct Hopper {
   __device__ float most_of_head(int h) const {
     return fmaxf(fmaxf(s.most[0][h], s.most[1][h]), fmaxf(s.most[2][h], s.most[3][h]));
   }
-  // Into s.sum[warp]: x of all rows of the warp's slot, by head. Lanes of a row halve the heads among them, three
-  // times.
+  // Into s.sum[warp]: x of all rows of the warp's slot, by head.
   __device__ void add_sums() {
     float z[16];
 #pragma unroll
@@ -486,8 +509,8 @@ struct Hopper {
 
   // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy
   // of it. A warp loads eight heads; then it makes f16 of their latent, each head times a power of two, by which its
-  // scores then are too large, in the order of Rows::query_step. What is smaller than 2^-38 of a head's greatest loses
-  // bits.
+  // scores then are too large, in the order of Rows::query_step. Below 2^-30 of a head's greatest bits are lost, below
+  // 2^-38 all.
   __device__ void load_q() {
     const auto head_of = [&](int local) { return min(first_head + local, p.fold * p.heads - 1); };
     const int first = thread / 32 * 8;
@@ -517,7 +540,8 @@ struct Hopper {
     for (int h = first; h < first + 8; ++h) scale_head(h);
     cuda::fence_async();
   }
-  __device__ static std::uint32_t greatest(std::uint32_t most, uint4 x) {
+  // By half of a word: `most`, or the greatest magnitude in x.
+  __device__ static std::uint32_t larger(std::uint32_t most, uint4 x) {
     const auto with = [&](std::uint32_t pair) { most = __vmaxu2(most, pair & 0x7FFF7FFFu); };
     with(x.x), with(x.y), with(x.z), with(x.w);
     return most;
@@ -527,12 +551,12 @@ struct Hopper {
       return *reinterpret_cast<uint4*>(s.q[block] + cuda::swizzled(head, i));
     };
     const uint4 y[2] = {piece(lane / 8, lane % 8), piece(4 + lane / 8, lane % 8)};
-    std::uint32_t most = greatest(greatest(0, y[0]), y[1]);
+    std::uint32_t most = larger(larger(0, y[0]), y[1]);
     uint4 z;
     const bool has_rope = Rows::kRope > 0 && lane < 8;
-    if (has_rope) z = piece(8, lane), most = greatest(most, z);
+    if (has_rope) z = piece(8, lane), most = larger(most, z);
     most = __reduce_max_sync(~0u, max(most & 0xFFFF, most >> 16)) >> 7;  // its exponent
-    // The greatest becomes 2^13 or next above it: 512 products with codes still are far from the end of f32.
+    // The greatest becomes 2^13 or next above it: short of f16's end, and 512 products with codes far from f32's.
     const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most), 1), 253);
     const float power = __uint_as_float(exponent << 23);
     if (lane == 0) s.scale[head] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
@@ -617,16 +641,15 @@ struct Hopper {
   }
 
   __device__ void write(int groups) {
-    auto& halves = reinterpret_cast<HalfShares&>(s.q[0]);  // no longer needed
+    auto* const s_told = reinterpret_cast<Told*>(s.q[0]);  // no longer needed
     auto* const s_log2 = reinterpret_cast<float*>(s.q[1]);
-    static_assert(sizeof(halves) <= sizeof(s.q[0]));
     const Place place = s.plan.place;
     const bool cluster = place.part.parts > 1 && p.merge == Merge::cluster;
     if (cluster) tell_greatest();
     join();
     if (thread < 64) {
       const float sum = s.sum[0][thread] + s.sum[1][thread] + s.sum[2][thread] + s.sum[3][thread];
-      s_log2[thread] = halves.told[thread].log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
+      s_log2[thread] = s_told[thread].log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
       const float by = factor(0)[thread] = sum == 0.f ? 0.f : kOutFactor / sum;
       float then = 1.f;
       if (cluster) {
@@ -634,7 +657,7 @@ struct Hopper {
 #pragma unroll
         for (int i = 0; i < 8; ++i) top = fmaxf(top, s.greatest[i / 4][i % 4][thread]);
         const float power = power_of(top * by);
-        halves.told[thread].factor = power * 0x1p-14f;
+        s_told[thread].factor = power * 0x1p-14f;
         then = 0x1p14f / power;
       }
       factor(1)[thread] = then;
@@ -645,7 +668,7 @@ struct Hopper {
       each_share([=](int head, int column, float y, float z) {
         *reinterpret_cast<std::uint32_t*>(s_shares + head * kHalfStride + column) = cuda::pack_f16x2(y, z);
       });
-      write_half_shares(p, place, halves, s_shares, thread, kConsumers);
+      write_half_shares(p, place, s_told, s_shares, thread, kConsumers);
     } else {
       auto* const s_shares = reinterpret_cast<float*>(s.weights);
       each_share([=](int head, int column, float y, float z) {

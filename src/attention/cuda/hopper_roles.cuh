@@ -35,6 +35,62 @@ struct RolesSmem {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy of
+// it. 256 threads call; a warp loads eight heads.
+template <class Rows, class Smem>
+__device__ inline void load_heads(const CudaParams& p, Smem& s, int unit, int begin, int first_head, int thread) {
+  const auto head_of = [&](int local) { return min(first_head + local, p.fold * p.heads - 1); };
+  const int lane = thread % 32, first = thread / 32 * 8;
+  const HeadPlace at = place_of(p, unit, head_of(first + lane % 8));
+  const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
+                     rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
+  uint4 y[8][2], z[2];
+#pragma unroll
+  for (int h = 0; h < 8; ++h) {
+    const auto* from = static_cast<const __nv_bfloat16*>(p.q) + __shfl_sync(~0u, latent, h) + lane * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) y[h][half] = __ldg(reinterpret_cast<const uint4*>(from + 256 * half));
+  }
+  if (thread == 0) s.least = lanes_of_all(p, unit);
+  if (thread < 64) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
+  if constexpr (Rows::kRope > 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      z[i] = __ldg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.q_rope) +
+                                                  __shfl_sync(~0u, rope, 4 * i + lane / 8) + lane % 8 * 8));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      *reinterpret_cast<uint4*>(s.q[8] + cuda::swizzled(first + 4 * i + lane / 8, lane % 8)) = z[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 8; ++h)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<uint4*>(s.q[4 * half + lane / 8] + cuda::swizzled(first + h, lane % 8)) = y[h][half];
+  cuda::fence_async();
+}
+
+// What a thread of warp group `group` (of two, 256 columns each) has of heads row and row + 8, columns 2c and the next
+// of every eight, times a factor each, as the CTA's shares.
+__device__ inline void put_shares(const float (&o)[2][64], float* s_shares, int group, int row, int c,
+                                  const float (&factor)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float* const to = s_shares + (row + 8 * r) * kShareStride + 256 * group + 2 * c;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+        *reinterpret_cast<float2*>(to + 128 * h + 8 * j) = {o[h][4 * j + 2 * r] * factor[r],
+                                                            o[h][4 * j + 2 * r + 1] * factor[r]};
+  }
+}
+
+__device__ inline float quad_sum(float y) {
+  y += __shfl_xor_sync(~0u, y, 1);
+  return y + __shfl_xor_sync(~0u, y, 2);
+}
+
 // What all roles know.
 template <class Rows>
 struct Role {
