@@ -3,8 +3,8 @@
 // src/attention/cuda/hopper.cuh -- the main loop for 64 heads and fp8 rows on sm_90: wgmma with rows on M, heads on N.
 //
 // What it computes, and over which lanes, is attention.cuh's; S^T = K Q^T and O^T = V^T P^T. Rows lie in shared memory
-// as they lie in the cache, in a ring of slots of 16; who multiplies makes fragments of them in registers.
-//   warp group 2 (producer): warp w copies rows 16 w .. of every tile of 64 into a slot
+// as they lie in the cache; who multiplies makes fragments of them in registers.
+//   warp group 2 (producer): fills the ring of slots (ring.cuh)
 //   warp groups 0, 1 (consumers): tiles in turns. Whose turn it is scores the tile and weighs it, P goes into shared
 //   memory, and both multiply it with the values, 256 columns each. So one scores while the other multiplies.
 // Turns: P of a tile is told of once, and once more as what rounding took from it where that would show. Weights are
@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "attention/cuda/hopper_heads.cuh"
+#include "attention/cuda/ring.cuh"
 #include "cuda/arch/tile.h"
 
 namespace sievemla::stage::attention {
@@ -29,7 +30,6 @@ struct HopperSmem {
   // have, which no longer is needed by then: without it there is no room for three tiles.
   static constexpr int kCopies = Rows::kRope > 0 ? 3 : 4;
   static constexpr int kSlots = Rows::kRope > 0 ? 12 : 14;
-  static constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
 
   alignas(1024) unsigned char q[kBlocks][kBlockBytes];
   alignas(1024) unsigned char weights[kCopies][kBlockBytes];  // rows are heads, columns rows of the tile
@@ -79,10 +79,13 @@ __device__ inline void write_half_shares(const CudaParams& p, const Place& place
 }
 
 template <class Rows>
-struct Hopper {
+struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
   using Smem = HopperSmem<Rows>;
+  using Base = Ring<Hopper, Rows, Smem::kSlots>;
+  using Base::slot_of, Base::round_of, Base::full, Base::empty;
   static constexpr int kTokens = 64, kGroup = 128, kConsumers = 2 * kGroup, kConsumerWarps = 8,
-                       kThreads = kConsumers + kGroup, kSlots = Smem::kSlots, kNames = Smem::kNames;
+                       kThreads = kConsumers + kGroup, kSlots = Smem::kSlots;
+  static_assert(kSlots >= 8, "the next tile is scored before this one is given back");
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
   static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
   // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of
@@ -109,78 +112,13 @@ struct Hopper {
         end(lanes.end),
         first_head(head),
         tiles(uniform(max(0, lanes.end - lanes.begin + kTokens - 1) / kTokens)) {}
-  __device__ static int slot_of(int tile, int i) {
-    return static_cast<int>(static_cast<unsigned>(4 * tile + i) % kSlots);
-  }
-  __device__ static unsigned round_of(int tile, int i) { return static_cast<unsigned>(4 * tile + i) / kSlots; }
-  __device__ std::uint32_t full(int slot) const { return cuda::shared_address(&s.full[slot]); }
-  __device__ std::uint32_t empty(int slot) const { return cuda::shared_address(&s.empty[slot]); }
   __device__ std::uint32_t told() const { return cuda::shared_address(&s.told); }
   __device__ std::uint32_t taken() const { return cuda::shared_address(&s.taken); }
 
-  // ---- producer -------------------------------------------------------------------------------------
-
-  // What names the rows is fetched for two tiles at a time, six tiles ahead and past the registers, since the compiler
-  // waits for those: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
-  __device__ int lane_of(int pair) const { return begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
-  __device__ void fetch_names(const void* list, int pair) {
-    const int at = lane_of(pair);
-    if (at < end) fetch_lane(p, list, at, cuda::shared_address(&s.names[warp][pair % kNames][lane]));
-    cuda::cp_async_commit();
-  }
-  __device__ std::int64_t offset_of(int pair) const {
-    cuda::cp_async_wait<kNames - 2>();
-    const int at = lane_of(pair);
-    return at < end ? row_offset(p, fetched_lane(p, &s.names[warp][pair % kNames][lane]), at) : -1;
-  }
-
-  // Starts the copy of the rows that lanes `first` .. first + 15 have the offsets of; a hole becomes zeros.
-  __device__ void gather(std::int64_t offset, int first, int slot, std::uint64_t policy) {
-    const bool mine = lane / 16 == first / 16;
-    const unsigned live = __ballot_sync(~0u, offset >= 0) >> first & 0xFFFF;
-    if (live != 0xFFFF) {
-#pragma unroll 1
-      for (int i = lane; i < 16 * Rows::kStride / 16; i += 32) reinterpret_cast<uint4*>(s.rows[slot])[i] = {};
-      cuda::fence_async();
-      __syncwarp();  // before one lane tells of them
-    }
-    if (lane == 0) {
-      s.live[slot] = static_cast<unsigned short>(live);
-      cuda::mbarrier_arrive_expecting(full(slot), __popc(live) * Rows::kBytes);
-    }
-    __syncwarp();
-    if (mine && offset >= 0)
-      cuda::bulk_copy(cuda::shared_address(s.rows[slot]) + lane % 16 * Rows::kStride, p.rows + offset, Rows::kBytes,
-                      full(slot), policy);
-  }
-
   __device__ void produce() {
-    const void* const list = list_of(p, unit);
-#pragma unroll 1
-    for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
-    // Meanwhile; lane by lane, so by all warps.
-    static_assert(kSlots < kGroup);
-    if (const int i = 4 * lane + warp; i < kSlots) {
-      cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), kConsumerWarps);
-    } else if (i == kSlots) {
-      cuda::mbarrier_init(told(), 4), cuda::mbarrier_init(taken(), kConsumerWarps);
-    }
-    cuda::fence_async();
-    const std::uint64_t policy = cuda::l2_policy(p.read_once);
-    cuda::barrier_sync(kMet, kGroup);
-    cuda::barrier_arrive(kReady, kThreads);
-    std::int64_t offset = -1;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      if (tile % 2 == 0) {
-        offset = offset_of(tile / 2);
-        fetch_names(list, tile / 2 + kNames - 1);
-      }
-      const int slot = slot_of(tile, warp);
-      const unsigned round = round_of(tile, warp);
-      if (round > 0) cuda::mbarrier_wait(empty(slot), (round - 1) & 1);
-      gather(offset, tile % 2 * 16, slot, policy);
-    }
+    this->fill(unit, kConsumerWarps, kMet, kReady, kThreads, [&](int i) {
+      if (i == kSlots) cuda::mbarrier_init(told(), 4), cuda::mbarrier_init(taken(), kConsumerWarps);
+    });
   }
 
   // ---- consumers ------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 // src/attention/cuda/hopper_few.cuh -- the main loop for few heads on sm_90: wgmma with rows on M, heads on N.
 //
 // What it computes, and over which lanes, is attention.cuh's; S^T = K Q^T and O^T = V^T P^T as there, so that 8 heads
-// cost 8 heads' worth. Rows lie in shared memory as they lie in the cache, in a ring of slots of 16.
-//   the last warp group (producer): warp w copies rows 16 w .. of every tile of 64 into a slot
+// cost 8 heads' worth. Rows lie in shared memory as they lie in the cache.
+//   the last warp group (producer): fills the ring of slots (ring.cuh)
 //   the others (consumers): tiles in turns, each with an O of its own, so that one multiplies while another is at its
 //   softmax; they are added up in the end
 // A consumer's warp w has the keys of slot w and 128 columns' quarter of the values of all four: fragments are
@@ -18,6 +18,7 @@
 
 #include "attention/cuda/merge.cuh"
 #include "attention/cuda/plan.cuh"
+#include "attention/cuda/ring.cuh"
 #include "attention/cuda/rows.cuh"
 #include "cuda/ptx/sm90a.cuh"
 
@@ -28,8 +29,6 @@ namespace sievemla::stage::attention {
 struct FewHeadsState {
   float peak, slack;
 };
-
-inline constexpr int kNames = 4;  // pairs of tiles whose rows are known by name at a time
 
 template <class Rows, class Tile>
 struct FewHeadsSmem {
@@ -79,8 +78,10 @@ struct FewHeadsSmem {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <class Rows, class Tile>
-struct FewHeads {
+struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   using Smem = FewHeadsSmem<Rows, Tile>;
+  using Base = Ring<FewHeads, Rows, Tile::kSlots>;
+  using Base::slot_of, Base::round_of, Base::full, Base::empty;
   static constexpr int kHeads = Tile::kHeads, kTokens = Tile::kTokens, kSlots = Tile::kSlots;
   static constexpr int kGroups = Tile::kGroups, kGroup = 128, kConsumers = kGroups * kGroup;
   static constexpr int kBatch = Tile::kBatch;  // fragments made while as many are multiplied
@@ -89,7 +90,6 @@ struct FewHeads {
   // P carries kKeyFactor, as the scores do.
   static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
   static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
-  static_assert(kGroup >= kSlots);
 
   const CudaParams& p;
   Smem& s;
@@ -110,75 +110,12 @@ struct FewHeads {
         end(lanes.end),
         first_head(head),
         tiles(uniform(max(0, end - begin + kTokens - 1) / kTokens)) {}
-  __device__ static int slot_of(int tile, int i) {
-    return static_cast<int>(static_cast<unsigned>(4 * tile + i) % kSlots);
-  }
-  __device__ static unsigned round_of(int tile, int i) { return static_cast<unsigned>(4 * tile + i) / kSlots; }
-  __device__ std::uint32_t full(int slot) const { return cuda::shared_address(&s.full[slot]); }
-  __device__ std::uint32_t empty(int slot) const { return cuda::shared_address(&s.empty[slot]); }
 
   // The first operand in shared memory, s.q.
   const std::uint64_t operands = cuda::matrix(uniform(static_cast<int>(cuda::shared_address(s.q[0]))), 16, 1024);
 
-  // ---- producer -------------------------------------------------------------------------------------
-
-  // What names the rows is fetched for two tiles at a time, six tiles ahead and past the registers, since the compiler
-  // waits for those: lane l has row l % 16 of the warp's slot of tile 2 pair + l / 16.
-  __device__ int lane_of(int pair) const { return begin + (2 * pair + lane / 16) * kTokens + warp * 16 + lane % 16; }
-  __device__ void fetch_names(const void* list, int pair) {
-    const int at = lane_of(pair);
-    if (at < end) fetch_lane(p, list, at, cuda::shared_address(&s.names[warp][pair % kNames][lane]));
-    cuda::cp_async_commit();
-  }
-  __device__ std::int64_t offset_of(int pair) const {
-    cuda::cp_async_wait<kNames - 2>();
-    const int at = lane_of(pair);
-    return at < end ? row_offset(p, fetched_lane(p, &s.names[warp][pair % kNames][lane]), at) : -1;
-  }
-
-  // Starts the copy of the rows that lanes `first` .. first + 15 have the offsets of; a hole becomes zeros.
-  __device__ void gather(std::int64_t offset, int first, int slot, std::uint64_t policy) {
-    const bool mine = lane / 16 == first / 16;
-    const unsigned live = __ballot_sync(~0u, offset >= 0) >> first & 0xFFFF;
-    if (live != 0xFFFF) {
-#pragma unroll 1
-      for (int i = lane; i < 16 * Rows::kStride / 16; i += 32) reinterpret_cast<uint4*>(s.rows[slot])[i] = {};
-      cuda::fence_async();
-      __syncwarp();  // before one lane tells of them
-    }
-    if (lane == 0) {
-      s.live[slot] = static_cast<unsigned short>(live);
-      cuda::mbarrier_arrive_expecting(full(slot), __popc(live) * Rows::kBytes);
-    }
-    __syncwarp();
-    if (mine && offset >= 0)
-      cuda::bulk_copy(cuda::shared_address(s.rows[slot]) + lane % 16 * Rows::kStride, p.rows + offset, Rows::kBytes,
-                      full(slot), policy);
-  }
-
   __device__ void produce() {
-    const void* const list = list_of(p, part.unit);
-#pragma unroll 1
-    for (int pair = 0; pair < kNames - 1; ++pair) fetch_names(list, pair);
-    // Meanwhile; lane by lane, so by all warps.
-    static_assert(kSlots <= kGroup);
-    if (const int i = 4 * lane + warp; i < kSlots) cuda::mbarrier_init(full(i), 1), cuda::mbarrier_init(empty(i), 4);
-    cuda::fence_async();
-    const std::uint64_t policy = cuda::l2_policy(p.read_once);
-    cuda::barrier_sync(kMet, kGroup);
-    cuda::barrier_arrive(kReady, Tile::kThreads);
-    std::int64_t offset = -1;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      if (tile % 2 == 0) {
-        offset = offset_of(tile / 2);
-        fetch_names(list, tile / 2 + kNames - 1);
-      }
-      const int slot = slot_of(tile, warp);
-      const unsigned round = round_of(tile, warp);
-      if (round > 0) cuda::mbarrier_wait(empty(slot), (round - 1) & 1);
-      gather(offset, tile % 2 * 16, slot, policy);
-    }
+    this->fill(part.unit, 4, kMet, kReady, Tile::kThreads, [](int) {});
   }
 
   // ---- consumers ------------------------------------------------------------------------------------
