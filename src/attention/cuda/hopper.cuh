@@ -475,7 +475,7 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     cuda::cp_async_wait<0>();
     __syncwarp();
 #pragma unroll 1
-    for (int h = first; h < first + 8; ++h) scale_head(h);
+    for (int h = first; h < first + 8; h += 2) scale_heads(h);
     cuda::fence_async();
   }
   // By half of a word: `most`, or the greatest magnitude in x.
@@ -484,36 +484,49 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     with(x.x), with(x.y), with(x.z), with(x.w);
     return most;
   }
-  __device__ void scale_head(int head) {
-    const auto piece = [&](int block, int i) -> uint4& {
-      return *reinterpret_cast<uint4*>(s.q[block] + cuda::swizzled(head, i));
+  // Two heads at a time, since each is a chain of instructions.
+  __device__ void scale_heads(int first) {
+    const auto piece = [&](int block, int n, int i) -> uint4& {
+      return *reinterpret_cast<uint4*>(s.q[block] + cuda::swizzled(first + n, i));
     };
-    const uint4 y[2] = {piece(lane / 8, lane % 8), piece(4 + lane / 8, lane % 8)};
-    std::uint32_t most = larger(larger(0, y[0]), y[1]);
-    uint4 z;
     const bool has_rope = Rows::kRope > 0 && lane < 8;
-    if (has_rope) z = piece(8, lane), most = larger(most, z);
-    most = __reduce_max_sync(~0u, max(most & 0xFFFF, most >> 16)) >> 7;  // its exponent
-    // The greatest becomes 2^13 or next above it: short of f16's end, and 512 products with codes far from f32's.
-    const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most), 1), 253);
-    const float power = __uint_as_float(exponent << 23);
-    if (lane == 0) s.scale[head] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
-    const auto of = [&](std::uint32_t pair) {
-      return cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
-    };
-    const int place = lane % 2 * 8;  // of half a step
+    uint4 y[2][2], z[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      auto* const low = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, lane % 8 & ~1)) + place;
-      auto* const high = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, lane % 8 | 1)) + place;
-      *reinterpret_cast<uint2*>(low) = {of(y[half].x), of(y[half].z)};
-      *reinterpret_cast<uint2*>(high) = {of(y[half].y), of(y[half].w)};
+    for (int n = 0; n < 2; ++n) {
+      y[n][0] = piece(lane / 8, n, lane % 8), y[n][1] = piece(4 + lane / 8, n, lane % 8);
+      if (has_rope) z[n] = piece(8, n, lane);
     }
-    if (has_rope) {
-      constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
-      const std::uint32_t by = exponent << 7 | exponent << 23;
-      piece(8, lane) = {cuda::fma_bf16x2(z.x, by, kZero), cuda::fma_bf16x2(z.y, by, kZero),
-                        cuda::fma_bf16x2(z.z, by, kZero), cuda::fma_bf16x2(z.w, by, kZero)};
+    std::uint32_t most[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      most[n] = larger(larger(0, y[n][0]), y[n][1]);
+      if (has_rope) most[n] = larger(most[n], z[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) most[n] = __reduce_max_sync(~0u, max(most[n] & 0xFFFF, most[n] >> 16));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      // The greatest becomes 2^13 or next above it: short of f16's end, and 512 products with codes far from f32's.
+      const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most[n] >> 7), 1), 253);
+      const float power = __uint_as_float(exponent << 23);
+      if (lane == 0) s.scale[first + n] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
+      const auto of = [&](std::uint32_t pair) {
+        return cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
+      };
+      const int place = lane % 2 * 8;  // of half a step
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        auto* const low = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, n, lane % 8 & ~1)) + place;
+        auto* const high = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, n, lane % 8 | 1)) + place;
+        *reinterpret_cast<uint2*>(low) = {of(y[n][half].x), of(y[n][half].z)};
+        *reinterpret_cast<uint2*>(high) = {of(y[n][half].y), of(y[n][half].w)};
+      }
+      if (has_rope) {
+        constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
+        const std::uint32_t by = exponent << 7 | exponent << 23;
+        piece(8, n, lane) = {cuda::fma_bf16x2(z[n].x, by, kZero), cuda::fma_bf16x2(z[n].y, by, kZero),
+                             cuda::fma_bf16x2(z[n].z, by, kZero), cuda::fma_bf16x2(z[n].w, by, kZero)};
+      }
     }
   }
 
