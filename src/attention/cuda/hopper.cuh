@@ -86,6 +86,8 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
   static constexpr int kTokens = 64, kGroup = 128, kConsumers = 2 * kGroup, kConsumerWarps = 8,
                        kThreads = kConsumers + kGroup, kSlots = Smem::kSlots;
   static_assert(kSlots >= 8, "the next tile is scored before this one is given back");
+  // Of the first tile both give rows back; one of them has scored the second by then.
+  static constexpr bool kFirstAlone = true;
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
   static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
   // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of

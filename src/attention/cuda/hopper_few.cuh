@@ -89,6 +89,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   static constexpr float kSlack = 8.f;         // not p.slack: all warps settle a peak together
   // P carries kKeyFactor, as the scores do.
   static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
+  static constexpr bool kFirstAlone = false;
   static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
 
   const CudaParams& p;

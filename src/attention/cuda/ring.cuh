@@ -7,6 +7,8 @@
 // order of tiles and warps. A loop has p, s, begin, end (lanes of the unit), tiles, lane and warp, and s has:
 //   rows[slots][16 * Rows::kStride], full[slots], empty[slots] (mbarriers), live[slots] (bit per row: not a hole),
 //   names[4][kNames][32] (of rows to come, by warp)
+// kFirstAlone: a warp asks for the second tile's rows when it has its own of the first, which else would come among
+// them. For loops that give no row of the first tile back before they have waited for the second's.
 // Where a slot's rounds belong to different warps, a warp waits by parity for one that another has seen complete: its
 // own wait for the tile before says so.
 #pragma once
@@ -101,6 +103,7 @@ struct Ring {
         offset = offset_of(tile / 2);
         fetch_names(list, tile / 2 + kNames - 1);
       }
+      if (Loop::kFirstAlone && tile == 1) cuda::mbarrier_wait(full(slot_of(0, l.warp)), 0);
       const int slot = slot_of(tile, l.warp);
       const unsigned round = round_of(tile, l.warp);
       if (round > 0) cuda::mbarrier_wait(empty(slot), (round - 1) & 1);
