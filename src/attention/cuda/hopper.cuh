@@ -148,15 +148,9 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
                         s_rows + lane % 16 * Rows::kStride + Rows::kRopeOffset + 32 * (2 * i + k) + lane / 16 * 16);
   }
   __device__ void load_keys(std::uint32_t s_rows, int i) { Rows::load_keys(raw[i % 2], s_rows, i / 4, i % 4, lane); }
-  __device__ void make_keys(int i) {
-    take(i, i, [](const Raw& of, int k) { return key(of, k); });
-  }
+  __device__ void make_keys(int i) { take(i, i, f16_key); }
   __device__ void load_values(std::uint32_t s_rows, int i) {
     Rows::load_values(raw[i % 2], s_rows, 2 * group + i % 2, warp, lane);
-  }
-  __device__ static Fragment key(const Raw& of, int k) {
-    return {cuda::e4m3_f16x2<0>(of.r[2 * k]), cuda::e4m3_f16x2<0>(of.r[2 * k + 1]), cuda::e4m3_f16x2<1>(of.r[2 * k]),
-            cuda::e4m3_f16x2<1>(of.r[2 * k + 1])};
   }
   // Fragments of batch b from raw[i % 2].
   template <class Of>
@@ -447,89 +441,14 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     return again;
   }
 
-  // The heads from `first_head` of the unit on into s.q, and what they may see. Heads past the last compute on a copy
-  // of it. A warp loads eight heads; then it makes f16 of their latent, each head times a power of two, by which its
-  // scores then are too large, in the order of Rows::query_step. Below 2^-30 of a head's greatest bits are lost, below
-  // 2^-38 all.
+  // The heads from `first_head` of the unit on into s.q, and what they may see.
   __device__ void load_q() {
-    const auto head_of = [&](int local) { return min(first_head + local, p.fold * p.heads - 1); };
-    const int first = thread / 32 * 8;
-    const HeadPlace at = place_of(p, unit, head_of(first + lane % 8));
-    const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
-                       rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
-    const auto copy = [&](int block, int head, const void* from, std::int64_t element) {
-      cuda::cp_async_16(cuda::shared_address(s.q[block]) + cuda::swizzled(head, lane % 8),
-                        static_cast<const __nv_bfloat16*>(from) + element, 16);
-    };
-#pragma unroll
-    for (int h = 0; h < 8; ++h) {
-      const std::int64_t from = __shfl_sync(~0u, latent, h) + lane * 8;
-      copy(lane / 8, first + h, p.q, from), copy(4 + lane / 8, first + h, p.q, from + 256);
-    }
-    if constexpr (Rows::kRope > 0) {
-#pragma unroll
-      for (int i = 0; i < 8; i += 4)
-        copy(8, first + i + lane / 8, p.q_rope, __shfl_sync(~0u, rope, i + lane / 8) + lane % 8 * 8);
-    }
-    cuda::cp_async_commit();
+    const ScaledHeads<Rows, 64, kConsumerWarps> heads(s.q, thread, lane);
+    heads.fetch(p, unit, first_head);
     if (thread == 0) s.least = lanes_of_all(p, unit);
-    if (thread < 64) s.visible[thread] = lanes_of_token(p, unit, head_of(thread) / p.heads) - begin;
-    cuda::cp_async_wait<0>();
-    __syncwarp();
-#pragma unroll 1
-    for (int h = first; h < first + 8; h += 2) scale_heads(h);
-    cuda::fence_async();
-  }
-  // By half of a word: `most`, or the greatest magnitude in x.
-  __device__ static std::uint32_t larger(std::uint32_t most, uint4 x) {
-    const auto with = [&](std::uint32_t pair) { most = __vmaxu2(most, pair & 0x7FFF7FFFu); };
-    with(x.x), with(x.y), with(x.z), with(x.w);
-    return most;
-  }
-  // Two heads at a time, since each is a chain of instructions.
-  __device__ void scale_heads(int first) {
-    const auto piece = [&](int block, int n, int i) -> uint4& {
-      return *reinterpret_cast<uint4*>(s.q[block] + cuda::swizzled(first + n, i));
-    };
-    const bool has_rope = Rows::kRope > 0 && lane < 8;
-    uint4 y[2][2], z[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      y[n][0] = piece(lane / 8, n, lane % 8), y[n][1] = piece(4 + lane / 8, n, lane % 8);
-      if (has_rope) z[n] = piece(8, n, lane);
-    }
-    std::uint32_t most[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      most[n] = larger(larger(0, y[n][0]), y[n][1]);
-      if (has_rope) most[n] = larger(most[n], z[n]);
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n) most[n] = __reduce_max_sync(~0u, max(most[n] & 0xFFFF, most[n] >> 16));
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      // The greatest becomes 2^13 or next above it: short of f16's end, and 512 products with codes far from f32's.
-      const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most[n] >> 7), 1), 253);
-      const float power = __uint_as_float(exponent << 23);
-      if (lane == 0) s.scale[first + n] = p.scale_log2 * __uint_as_float((254 - exponent) << 23);
-      const auto of = [&](std::uint32_t pair) {
-        return cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
-      };
-      const int place = lane % 2 * 8;  // of half a step
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        auto* const low = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, n, lane % 8 & ~1)) + place;
-        auto* const high = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, n, lane % 8 | 1)) + place;
-        *reinterpret_cast<uint2*>(low) = {of(y[n][half].x), of(y[n][half].z)};
-        *reinterpret_cast<uint2*>(high) = {of(y[n][half].y), of(y[n][half].w)};
-      }
-      if (has_rope) {
-        constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
-        const std::uint32_t by = exponent << 7 | exponent << 23;
-        piece(8, n, lane) = {cuda::fma_bf16x2(z[n].x, by, kZero), cuda::fma_bf16x2(z[n].y, by, kZero),
-                             cuda::fma_bf16x2(z[n].z, by, kZero), cuda::fma_bf16x2(z[n].w, by, kZero)};
-      }
-    }
+    if (thread < 64)
+      s.visible[thread] = lanes_of_token(p, unit, min(first_head + thread, p.fold * p.heads - 1) / p.heads) - begin;
+    heads.scale(s.scale, p.scale_log2);
   }
 
   __device__ void consume(int groups) {

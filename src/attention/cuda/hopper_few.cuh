@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "attention/cuda/hopper_heads.cuh"
 #include "attention/cuda/merge.cuh"
 #include "attention/cuda/plan.cuh"
 #include "attention/cuda/ring.cuh"
@@ -60,6 +61,7 @@ struct FewHeadsSmem {
   int visible[Tile::kHeads];                                         // lanes of this part that the head may see
   std::int64_t out_at[Tile::kHeads];                                 // of the head's row in out, in elements
   FewHeadsState state[Tile::kGroups][Tile::kHeads];                  // of a consumer
+  float scale[Tile::kHeads];                                         // of scores, to log2
   float most[Tile::kGroups][4][Tile::kHeads], sum[Tile::kGroups][4][Tile::kHeads];  // of a consumer's warp
   float log2[Tile::kHeads];                                                         // of the sum
   float factor[Tile::kGroups][Tile::kHeads];                                        // of a consumer's share
@@ -87,8 +89,8 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   static constexpr int kBatch = Tile::kBatch;  // fragments made while as many are multiplied
   static constexpr int kMine = kHeads / 4;     // heads that a thread meets: 8 (i / 2) + 2 c + i % 2
   static constexpr float kSlack = 8.f;         // not p.slack: all warps settle a peak together
-  // P carries kKeyFactor, as the scores do.
-  static constexpr float kOutFactor = Rows::kScaled ? Rows::kValueFactor * Rows::kWeightFactor / Rows::kKeyFactor : 1.f;
+  // P carries this, which with the codes' 2^-120 keeps O far from the ends of f32.
+  static constexpr float kWeightFactor = Rows::kScaled ? 0x1p56f : 1.f, kOutFactor = Rows::kScaled ? 0x1p64f : 1.f;
   static constexpr bool kFirstAlone = false;
   static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
 
@@ -143,8 +145,18 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   __device__ bool any(bool x) const { return uniform(cuda::barrier_any(1 + group, kGroup, x)) != 0; }
   __device__ static void sync_all() { cuda::barrier_sync(kReady, kConsumers); }
 
-  // Heads past the last compute on a copy of it.
   __device__ void load_q() {
+    if constexpr (Rows::kScaled) {
+      const ScaledHeads<Rows, kHeads, kConsumers / 32> heads(s.q, thread, lane);
+      heads.fetch(p, part.unit, first_head);
+      heads.scale(s.scale, p.scale_log2);
+    } else {
+      if (thread < kHeads) s.scale[thread] = p.scale_log2;
+      copy_q();
+    }
+  }
+  // Heads past the last compute on a copy of it.
+  __device__ void copy_q() {
     constexpr int kSteps = (kLatent + Rows::kRope) / 16;
 #pragma unroll 2
     for (int i = thread; i < kHeads * kSteps; i += kConsumers) {
@@ -155,8 +167,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
                                 : static_cast<const __nv_bfloat16*>(p.q_rope) + at.token * p.q_rope_token +
                                       at.head * p.q_rope_head - kLatent;
       const auto* pieces = reinterpret_cast<const uint4*>(from + step * 16);
-      uint4 z[2] = {__ldg(pieces), __ldg(pieces + 1)};
-      if (latent) Rows::query_step(z);
+      const uint4 z[2] = {__ldg(pieces), __ldg(pieces + 1)};
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         *reinterpret_cast<uint4*>(s.q[step / 4] + cuda::swizzled(local, step % 4 * 2 + j)) = z[j];
@@ -177,7 +188,8 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
       const int step = latent * kBatch + i;
       Raw raw;
       Rows::load_keys(raw, s_rows + key_shift, step / 8, step % 8 / 2, lane);
-      take(raw, b, i, [](const Raw& of, int k) { return Rows::key(of, k); });
+      if constexpr (Rows::kScaled) take(raw, b, i, f16_key);
+      else take(raw, b, i, [](const Raw& of, int k) { return Rows::key(of, k); });
     }
   }
   // Value fragments of batch b: 16 rows by kBatch / 2 scale groups, 32 columns each.
@@ -204,13 +216,12 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
     for (int i = 0; i < kBatch; ++i) cuda::hold(fragment[b % 2][i]);
   }
 
-  // Of row(0) and row(1), times kKeyFactor.
+  // Of row(0) and row(1).
   __device__ float2 scales(std::uint32_t s_rows, int scale_group) const {
     if constexpr (!Rows::kScaled) return {1.f, 1.f};
     else {
       const std::uint32_t from = s_rows + Rows::kScaleOffset + 4 * scale_group;
-      return {cuda::load_shared(from + row(0) * Rows::kStride) * Rows::kKeyFactor,
-              cuda::load_shared(from + row(1) * Rows::kStride) * Rows::kKeyFactor};
+      return {cuda::load_shared(from + row(0) * Rows::kStride), cuda::load_shared(from + row(1) * Rows::kStride)};
     }
   }
 
@@ -235,8 +246,9 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
       for (int i = 0; i < kBatch; ++i) {
         const int step = b < kRopeBatches ? 32 + b * kBatch + i : latent * kBatch + i;
         const bool first = i == 0 && (apart ? latent % kGroupBatches == 0 : b == 0);
-        cuda::wgmma_a(to, fragment[b % 2][i], cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32),
-                      !first);
+        const std::uint64_t q = cuda::moved(operands, step / 4 * Smem::kBlockBytes + step % 4 * 32);
+        if (apart) cuda::wgmma_a_f16(to, fragment[b % 2][i], q, !first);
+        else cuda::wgmma_a(to, fragment[b % 2][i], q, !first);
       }
       cuda::wgmma_commit();
       if (b + 1 < kBatches) load(b + 1), hold(b + 1);  // converted meanwhile
@@ -276,11 +288,11 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       const FewHeadsState& state = s.state[group][head_of(m)];
-      const float shift = shift_of(state.peak);
+      const float scale = s.scale[head_of(m)], shift = shift_of(state.peak);
       float most = -INFINITY;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float z = fmaf(x[place(m, r)], p.scale_log2, -shift);
+        const float z = fmaf(x[place(m, r)], scale, -shift);
         y[place(m, r)] = cuda::exp2_approx(z);
         most = fmaxf(most, z);
       }
@@ -313,7 +325,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
     float next[kMine];
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      const float peak = s.state[group][head_of(m)].peak, z = largest(head_of(m)) * p.scale_log2;
+      const float peak = s.state[group][head_of(m)].peak, z = largest(head_of(m)) * s.scale[head_of(m)];
       next[m] = z > peak + kSlack ? z : peak;  // O is rescaled only where P would grow beyond 2^kSlack
       const float rescale = next[m] == peak ? 1.f : cuda::exp2_approx(peak - next[m]);
       sum[m] *= rescale;
@@ -356,7 +368,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
       const float2 scale = scales(s_rows, copy);
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
-        float2 z = {y[place(m, 0)] * scale.x, y[place(m, 1)] * scale.y};
+        float2 z = {y[place(m, 0)] * (scale.x * kWeightFactor), y[place(m, 1)] * (scale.y * kWeightFactor)};
         if constexpr (Residue) {
           z.x -= __bfloat162float(__float2bfloat16_rn(z.x));
           z.y -= __bfloat162float(__float2bfloat16_rn(z.y));

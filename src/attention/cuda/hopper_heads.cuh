@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The SieveMLA authors
-// src/attention/cuda/hopper_heads.cuh -- what the loops for 64 heads on sm_90 share: weights that are rounded, results
-// on their way out.
+// src/attention/cuda/hopper_heads.cuh -- what the loops by wgmma on sm_90 share: heads as f16; and, for 64 heads,
+// weights that are rounded and results on their way out.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -14,6 +14,114 @@
 namespace sievemla::stage::attention {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Heads of fp8 rows, as operands in shared memory: blocks of 64 dimensions, swizzled, the latent made f16, each head
+// times a power of two, by which its scores then are too large, in the order of Rows::query_step. Below 2^-30 of a
+// head's greatest bits are lost, below 2^-38 all. Of a CTA's `Heads` each warp that calls makes some by itself.
+template <class Rows, int Heads, int Warps>
+struct ScaledHeads {
+  static constexpr int kEach = (Heads + Warps - 1) / Warps, kAtOnce = kEach % 2 == 0 ? 2 : 1;
+  static_assert(Heads % kEach == 0 && kEach <= 8);
+
+  unsigned char (*const q)[Heads * 128];
+  const int lane, first;  // first: of this warp's heads
+
+  __device__ ScaledHeads(unsigned char (*blocks)[Heads * 128], int thread, int of_warp)
+      : q(blocks), lane(of_warp), first(thread / 32 * kEach) {}
+
+  // Asks for them. Heads past the last compute on a copy of it.
+  __device__ void fetch(const CudaParams& p, int unit, int first_head) const {
+    if (kEach * Warps > Heads && first >= Heads) return;
+    const HeadPlace at = place_of(p, unit, min(first_head + first + lane % kEach, p.fold * p.heads - 1));
+    const std::int64_t latent = at.token * p.q_token + at.head * p.q_head,
+                       rope = at.token * p.q_rope_token + at.head * p.q_rope_head;
+    const auto copy = [&](int block, int head, const void* from, std::int64_t element) {
+      cuda::cp_async_16(cuda::shared_address(q[block]) + cuda::swizzled(head, lane % 8),
+                        static_cast<const __nv_bfloat16*>(from) + element, 16);
+    };
+#pragma unroll
+    for (int h = 0; h < kEach; ++h) {
+      const std::int64_t from = __shfl_sync(~0u, latent, h) + lane * 8;
+      copy(lane / 8, first + h, p.q, from), copy(4 + lane / 8, first + h, p.q, from + 256);
+    }
+    if constexpr (Rows::kRope > 0) {
+#pragma unroll
+      for (int i = 0; i < kEach; i += 4) {
+        const std::int64_t from = __shfl_sync(~0u, rope, i + lane / 8) + lane % 8 * 8;
+        if (i + lane / 8 < kEach) copy(8, first + i + lane / 8, p.q_rope, from);
+      }
+    }
+    cuda::cp_async_commit();
+  }
+  // When they are there: f16. scale[head]: what a score is to be multiplied with, `by` included.
+  __device__ void scale(float (&scale)[Heads], float by) const {
+    cuda::cp_async_wait<0>();
+    __syncwarp();
+    if (kEach * Warps == Heads || first < Heads) {
+#pragma unroll 1
+      for (int h = first; h < first + kEach; h += kAtOnce) scale_heads(h, scale, by);
+    }
+    cuda::fence_async();
+  }
+
+ private:
+  // By half of a word: `most`, or the greatest magnitude in x.
+  __device__ static std::uint32_t larger(std::uint32_t most, uint4 x) {
+    const auto with = [&](std::uint32_t pair) { most = __vmaxu2(most, pair & 0x7FFF7FFFu); };
+    with(x.x), with(x.y), with(x.z), with(x.w);
+    return most;
+  }
+  // kAtOnce heads, since each is a chain of instructions.
+  __device__ void scale_heads(int first, float* scale, float by_all) const {
+    const auto piece = [&](int block, int n, int i) -> uint4& {
+      return *reinterpret_cast<uint4*>(q[block] + cuda::swizzled(first + n, i));
+    };
+    const bool has_rope = Rows::kRope > 0 && lane < 8;
+    uint4 y[kAtOnce][2], z[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      y[n][0] = piece(lane / 8, n, lane % 8), y[n][1] = piece(4 + lane / 8, n, lane % 8);
+      if (has_rope) z[n] = piece(8, n, lane);
+    }
+    std::uint32_t most[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      most[n] = larger(larger(0, y[n][0]), y[n][1]);
+      if (has_rope) most[n] = larger(most[n], z[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) most[n] = __reduce_max_sync(~0u, max(most[n] & 0xFFFF, most[n] >> 16));
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      // The greatest becomes 2^13 or next above it: short of f16's end, and 512 products with codes far from f32's.
+      const std::uint32_t exponent = min(max(127 + 127 + 13 - static_cast<int>(most[n] >> 7), 1), 253);
+      const float power = __uint_as_float(exponent << 23);
+      if (lane == 0) scale[first + n] = by_all * __uint_as_float((254 - exponent) << 23);
+      const auto of = [&](std::uint32_t pair) {
+        return cuda::pack_f16x2(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xFFFF0000u) * power);
+      };
+      const int place = lane % 2 * 8;  // of half a step
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        auto* const low = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, n, lane % 8 & ~1)) + place;
+        auto* const high = reinterpret_cast<unsigned char*>(&piece(4 * half + lane / 8, n, lane % 8 | 1)) + place;
+        *reinterpret_cast<uint2*>(low) = {of(y[n][half].x), of(y[n][half].z)};
+        *reinterpret_cast<uint2*>(high) = {of(y[n][half].y), of(y[n][half].w)};
+      }
+      if (has_rope) {
+        constexpr std::uint32_t kZero = 0x80008000u;  // -0: added, it changes nothing
+        const std::uint32_t by = exponent << 7 | exponent << 23;
+        piece(8, n, lane) = {cuda::fma_bf16x2(z[n].x, by, kZero), cuda::fma_bf16x2(z[n].y, by, kZero),
+                             cuda::fma_bf16x2(z[n].z, by, kZero), cuda::fma_bf16x2(z[n].w, by, kZero)};
+      }
+    }
+  }
+};
+// A fragment of keys as f16, of what Rows::load_keys has loaded.
+__device__ inline Fragment f16_key(const Raw& raw, int k) {
+  return {cuda::e4m3_f16x2<0>(raw.r[2 * k]), cuda::e4m3_f16x2<0>(raw.r[2 * k + 1]), cuda::e4m3_f16x2<1>(raw.r[2 * k]),
+          cuda::e4m3_f16x2<1>(raw.r[2 * k + 1])};
+}
 
 // The shares of this CTA, or of its cluster, to where they belong. `barrier` joins the threads that call.
 template <int AtOnce, class Barrier>
