@@ -471,6 +471,10 @@ int test(bool small, const std::string& only) {
           c.out_f32 = true;
         });
       }
+    for (int heads : {6, 16, 21})
+      add("tile2_parts2_long_heads" + std::to_string(heads), [&](Case& c) {
+        c.tile = c.parts = 2, c.heads = heads, c.topk = 2048 - 7 * heads, c.hostile = c.sink = true, c.requests = 3;
+      });
     add("hostile", [](Case& c) { c.topk = 200, c.hostile = true, c.requests = 5; });
     add("hostile_wide", [](Case& c) { c.topk = 200, c.hostile = true, c.wide = true, c.requests = 5; });
     add("lengths", [](Case& c) { c.topk = 130, c.lengths = true, c.requests = 9, c.heads = 16; });
