@@ -126,8 +126,11 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   int g = lane / 4, c = lane % 4;  // fragment row and column
   // A fragment's rows g and g + 8 are rows g and 8 + (g ^ 4) of the slot: so neither keys nor, where they are
   // neighbours in P, values meet a bank twice.
-  const int key_shift = (lane / 8 % 2 * ((lane % 8 ^ 4) - lane % 8)) * Rows::kStride;
-  const int value_shift = (value_row(Rows::value_row(lane)) - Rows::value_row(lane)) * Rows::kStride;
+  // Where the lane reads of a slot, as key and as value: worked out once.
+  const int key_place = kept((lane % 8 + lane / 8 % 2 * 8 ^ lane / 8 % 2 * 4) * Rows::kStride + lane / 16 * 16);
+  const int value_place = kept(value_row(Rows::value_row(lane)) * Rows::kStride +
+                               (Rows::kScaled ? lane / 16 : lane / 8 % 2) * 16 + warp * (Rows::kValueBytes / 16));
+  __device__ int kept(int x) const { return __shfl_sync(~0u, x, lane); }  // the compiler cannot work it out anew
   __device__ static int value_row(int k) { return k % 2 ? 8 + (k / 2 ^ 4) : k / 2; }
   __device__ int row(int r) const { return r ? 8 + (g ^ 4) : g; }
 
@@ -179,15 +182,14 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   __device__ void load_rope(std::uint32_t s_rows, int b) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
-      cuda::ldmatrix_x4(fragment[b % 2][i], s_rows + key_shift + lane % 16 * Rows::kStride + Rows::kRopeOffset +
-                                                32 * (b * kBatch + i) + lane / 16 * 16);
+      cuda::ldmatrix_x4(fragment[b % 2][i], s_rows + key_place + Rows::kRopeOffset + 32 * (b * kBatch + i));
   }
   __device__ void load_keys(std::uint32_t s_rows, int b, int latent) {
 #pragma unroll
     for (int i = 0; i < kBatch; i += 2) {
       const int step = latent * kBatch + i;
       Raw raw;
-      Rows::load_keys(raw, s_rows + key_shift, step / 8, step % 8 / 2, lane);
+      Rows::load_keys(raw, s_rows + key_place, step / 8, step % 8 / 2, 0);
       if constexpr (Rows::kScaled) take(raw, b, i, f16_key);
       else take(raw, b, i, [](const Raw& of, int k) { return Rows::key(of, k); });
     }
@@ -198,7 +200,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
 #pragma unroll
     for (int i = 0; i < kBatch; i += 2) {
       Raw raw;
-      Rows::load_values(raw, s_rows + value_shift, (b % kBatches * kBatch + i) / 2, warp, lane);
+      Rows::load_values(raw, s_rows + value_place, (b % kBatches * kBatch + i) / 2, 0, 0);
       take(raw, b, i, [](const Raw& of, int k) { return Rows::value(of, k); });
     }
   }
