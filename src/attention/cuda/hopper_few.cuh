@@ -139,6 +139,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   float y[kHeads / 2];          // weights
   float sum[kMine];             // of this thread's weights
   std::uint32_t fragment[2][kBatch][4];
+  Raw raw[kBatch / 2];
 
   __device__ int head_of(int mine) const { return mine / 2 * 8 + 2 * c + mine % 2; }
   // Of x and y: head `mine`, row(r).
@@ -178,39 +179,39 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
     cuda::fence_async();
   }
 
-  // Key fragments, as batch b: of the rope, or batch `latent` of the latent.
+  // Fragments of a batch come straight from the slot, or of what was loaded into `raw` a batch earlier.
   __device__ void load_rope(std::uint32_t s_rows, int b) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
       cuda::ldmatrix_x4(fragment[b % 2][i], s_rows + key_place + Rows::kRopeOffset + 32 * (b * kBatch + i));
   }
-  __device__ void load_keys(std::uint32_t s_rows, int b, int latent) {
+  __device__ void load_keys(std::uint32_t s_rows, int latent) {
 #pragma unroll
-    for (int i = 0; i < kBatch; i += 2) {
-      const int step = latent * kBatch + i;
-      Raw raw;
-      Rows::load_keys(raw, s_rows + key_place, step / 8, step % 8 / 2, 0);
-      if constexpr (Rows::kScaled) take(raw, b, i, f16_key);
-      else take(raw, b, i, [](const Raw& of, int k) { return Rows::key(of, k); });
+    for (int i = 0; i < kBatch / 2; ++i) {
+      const int step = latent * kBatch + 2 * i;
+      Rows::load_keys(raw[i], s_rows + key_place, step / 8, step % 8 / 2, 0);
     }
   }
-  // Value fragments of batch b: 16 rows by kBatch / 2 scale groups, 32 columns each.
+  __device__ void make_keys(int b) {
+    if constexpr (Rows::kScaled) make(b, f16_key);
+    else make(b, [](const Raw& of, int k) { return Rows::key(of, k); });
+  }
+  // Of 16 rows by kBatch / 2 scale groups, 32 columns each.
   __device__ void load_values(std::uint32_t s_rows, int b) {
-    constexpr int kBatches = 8 / kBatch;
 #pragma unroll
-    for (int i = 0; i < kBatch; i += 2) {
-      Raw raw;
-      Rows::load_values(raw, s_rows + value_place, (b % kBatches * kBatch + i) / 2, 0, 0);
-      take(raw, b, i, [](const Raw& of, int k) { return Rows::value(of, k); });
-    }
+    for (int i = 0; i < kBatch / 2; ++i)
+      Rows::load_values(raw[i], s_rows + value_place, b % (8 / kBatch) * (kBatch / 2) + i, 0, 0);
+  }
+  __device__ void make_values(int b) {
+    make(b, [](const Raw& of, int k) { return Rows::value(of, k); });
   }
   template <class Of>
-  __device__ void take(const Raw& raw, int b, int i, Of of) {
+  __device__ void make(int b, Of of) {
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const Fragment f = of(raw, k);
+    for (int i = 0; i < kBatch; ++i) {
+      const Fragment f = of(raw[i / 2], i % 2);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) fragment[b % 2][i + k][j] = f.a[j];
+      for (int j = 0; j < 4; ++j) fragment[b % 2][i][j] = f.a[j];
     }
   }
   __device__ void hold(int b) {
@@ -231,12 +232,15 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   __device__ void score(std::uint32_t s_rows) {
     constexpr int kGroupBatches = 8 / kBatch, kLatentBatches = 4 * kGroupBatches;
     constexpr int kRopeBatches = Rows::kRope / 16 / kBatch, kBatches = kRopeBatches + kLatentBatches;
-    const auto load = [&](int b) {
-      if (b < kRopeBatches) load_rope(s_rows, b);
-      else load_keys(s_rows, b, b - kRopeBatches);
+    const auto make = [&](int b) {
+      if (b >= kBatches) return;
+      if (b < kRopeBatches) return load_rope(s_rows, b);
+      make_keys(b);
+      if (b + 1 < kBatches) load_keys(s_rows, b + 1 - kRopeBatches);
     };
     float share[kHeads / 2];
-    load(0);
+    load_keys(s_rows, 0);
+    make(0);
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
       const int latent = b - kRopeBatches;
@@ -253,7 +257,8 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
         else cuda::wgmma_a(to, fragment[b % 2][i], q, !first);
       }
       cuda::wgmma_commit();
-      if (b + 1 < kBatches) load(b + 1), hold(b + 1);  // converted meanwhile
+      make(b + 1);  // meanwhile
+      if (b + 1 < kBatches) hold(b + 1);
       cuda::wgmma_wait<0>();
       hold(b);
       cuda::hold(to);
@@ -389,15 +394,25 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
         operands, static_cast<int>(offsetof(Smem, weights)) + group * static_cast<int>(sizeof(s.weights[0])));
 #pragma unroll
     for (int b = 0; b < 8; ++b) cuda::hold(o[b]);
-#pragma unroll
-    for (int b = 0; b < 4 * kBatches; ++b) {
+    const auto load = [&](int b) {
+      if (b >= 4 * kBatches) return;
       const int slot = slot_of(tile, b / kBatches);
       if (b % kBatches == 0) cuda::mbarrier_wait(full(slot), round_of(tile, b / kBatches) & 1);
       load_values(cuda::shared_address(s.rows[slot]), b);
+    };
+    const auto make = [&](int b) {
+      if (b >= 4 * kBatches) return;
+      make_values(b);
       if (b % kBatches == kBatches - 1 && give_back) {
         __syncwarp();
-        if (lane == 0) cuda::mbarrier_arrive(empty(slot));
+        if (lane == 0) cuda::mbarrier_arrive(empty(slot_of(tile, b / kBatches)));
       }
+      load(b + 1);
+    };
+    load(0), make(0);
+#pragma unroll
+    for (int b = 0; b < 4 * kBatches; ++b) {
+      hold(b);
       cuda::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -409,6 +424,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
       cuda::wgmma_commit();
       cuda::wgmma_wait<1>();
       if (b > 0) hold(b - 1);
+      make(b + 1);  // meanwhile
     }
     cuda::wgmma_wait<0>();
     hold(4 * kBatches - 1);
