@@ -57,7 +57,7 @@ struct HopperSmem {
 
 // The power of two that is next below x, or near it where that would be none.
 __device__ inline float power_of(float x) {
-  return fminf(fmaxf(__uint_as_float(__float_as_uint(x) & 0x7F800000u), 0x1p-100f), 0x1p126f);
+  return fminf(fmaxf(__uint_as_float(__float_as_uint(x) & 0x7F800000u), 0x1p-112f), 0x1p126f);
 }
 
 // The shares of a cluster to where they belong. All its consuming threads call.
@@ -476,37 +476,48 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
   static_assert(offsetof(Smem, full) - offsetof(Smem, weights) >= sizeof(float) * kShareStride * 64);
 
   __device__ static void join() { cuda::barrier_sync(kBoth, kConsumers); }
-  // By head, what O is to be multiplied with, and then with (in one it might be no number), over Q.
-  __device__ float (&factor(int i) const)[64] { return reinterpret_cast<float (&)[64]>(s.q[2][i * 256]); }
+  // By head, what O is to be multiplied with, over Q.
+  __device__ float (&factors() const)[64] { return reinterpret_cast<float (&)[64]>(s.q[2]); }
 
   // This thread's O, as share(head, column, values of the column and the next).
   template <class Share>
   __device__ void each_share(Share share) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 by = pair_of(factor(0), j), then = pair_of(factor(1), j);
+      const float2 by = pair_of(factors(), j);
 #pragma unroll
       for (int b = 0; b < 4; ++b)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           share(8 * j + 2 * c + e, 256 * group + b / 2 * 128 + warp * 32 + b % 2 * 16 + 2 * g,
-                o[b][4 * j + e] * (e ? by.y : by.x) * (e ? then.y : then.x),
-                o[b][4 * j + 2 + e] * (e ? by.y : by.x) * (e ? then.y : then.x));
+                o[b][4 * j + e] * (e ? by.y : by.x), o[b][4 * j + 2 + e] * (e ? by.y : by.x));
     }
   }
   // |O| that are finite: the greatest of a head into s.greatest.
   __device__ void tell_greatest() {
     float z[16];
+    bool finite = true;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       z[i] = 0.f;
 #pragma unroll
       for (int b = 0; b < 4; ++b)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float y = fabsf(o[b][i / 2 * 4 + 2 * r + i % 2]);
-          z[i] = fmaxf(z[i], y < INFINITY ? y : 0.f);
-        }
+        for (int r = 0; r < 2; ++r) z[i] = fmaxf(z[i], fabsf(o[b][i / 2 * 4 + 2 * r + i % 2]));
+      finite &= z[i] < INFINITY;
+    }
+    if (!finite) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        z[i] = 0.f;
+#pragma unroll
+        for (int b = 0; b < 4; ++b)
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const float y = fabsf(o[b][i / 2 * 4 + 2 * r + i % 2]);
+            z[i] = fmaxf(z[i], y < INFINITY ? y : 0.f);
+          }
+      }
     }
     halve(z, [](float a, float b) { return fmaxf(a, b); });
     pair_of(s.greatest[group][warp], g) = {z[0], z[1]};
@@ -522,17 +533,16 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     if (thread < 64) {
       const float sum = s.sum[0][thread] + s.sum[1][thread] + s.sum[2][thread] + s.sum[3][thread];
       s_log2[thread] = s_told[thread].log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
-      const float by = factor(0)[thread] = sum == 0.f ? 0.f : kOutFactor / sum;
-      float then = 1.f;
-      if (cluster) {
+      float by = sum == 0.f ? 0.f : kOutFactor / sum;
+      if (cluster) {  // a head's greatest value becomes 2^14 or next above it, and is told what it has to become
         float top = 0.f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) top = fmaxf(top, s.greatest[i / 4][i % 4][thread]);
-        const float power = power_of(top * by);
-        s_told[thread].factor = power * 0x1p-14f;
-        then = 0x1p14f / power;
+        const float power = power_of(top);
+        s_told[thread].factor = power * 0x1p-14f * by;
+        by = 0x1p14f / power;
       }
-      factor(1)[thread] = then;
+      factors()[thread] = by;
     }
     join();
     if (cluster) {
