@@ -288,68 +288,77 @@ __device__ inline void store8(const CudaParams& p, std::int64_t to, const float 
   }
 }
 
-// A warp has 8 / Parts heads at a time, of at most Parts parts.
+// A warp has 8 / Parts heads at a time, of at most Parts parts; of eight parts, four at a time, as code that runs once
+// takes longer than what it waits for.
 template <int Parts>
 __device__ inline void add_half_shares(const CudaParams& p, int unit, int parts, int index, const Told* s_told,
                                        const __half* s_shares, int first_head, int first, int end, int warp,
                                        int warps) {
-  constexpr int kHeads = 8 / Parts;
+  constexpr int kHeads = 8 / Parts, kAtOnce = Parts < 4 ? Parts : 4;
   static_assert(kMostCluster == 8);
   const int lane = threadIdx.x % 32;
+  const auto part_of = [=](int i) { return index + i < parts ? index + i : index + i - parts; };
 #pragma unroll 1
   for (int local = first + warp * kHeads; local < end; local += warps * kHeads) {
-    uint4 x[kHeads][Parts][2];
+    float weight = 0.f, sum[kHeads][2][8] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < Parts; begin += kAtOnce) {
+      uint4 x[kHeads][kAtOnce][2];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const std::uint32_t from = cuda::shared_address(s_shares + (local + h) * kHalfStride + lane * 8);
+      for (int h = 0; h < kHeads; ++h) {
+        const std::uint32_t from = cuda::shared_address(s_shares + (local + h) * kHalfStride + lane * 8);
 #pragma unroll
-      for (int i = 0; i < Parts; ++i) {
-        if (local + h >= end || i >= parts) continue;
-        const std::uint32_t share = cuda::cluster_address(from, index + i < parts ? index + i : index + i - parts);
-        x[h][i][0] = cuda::cluster_load_u4(share), x[h][i][1] = cuda::cluster_load_u4(share + 512);
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (local + h >= end || begin + i >= parts) continue;
+          const std::uint32_t share = cuda::cluster_address(from, part_of(begin + i));
+          x[h][i][0] = cuda::cluster_load_u4(share), x[h][i][1] = cuda::cluster_load_u4(share + 512);
+        }
       }
-    }
-    // Eight lanes a head, one a part.
-    const int mine = local + lane / 8, part = lane % 8;
-    const bool there = lane / 8 < kHeads && mine < end;
-    float log2 = -INFINITY, factor = 0.f;
-    if (there && part < parts) {
-      const std::uint32_t told = cuda::cluster_address(cuda::shared_address(&s_told[mine]), part);
-      log2 = cuda::cluster_load(told), factor = cuda::cluster_load(told + 4);
-    }
-    float peak = log2;
+      if (begin == 0) {  // meanwhile. Eight lanes a head, one a part
+        const int mine = local + lane / 8, part = lane % 8;
+        const bool there = lane / 8 < kHeads && mine < end;
+        float log2 = -INFINITY, factor = 0.f;
+        if (there && part < parts) {
+          const std::uint32_t told = cuda::cluster_address(cuda::shared_address(&s_told[mine]), part);
+          log2 = cuda::cluster_load(told), factor = cuda::cluster_load(told + 4);
+        }
+        float peak = log2;
 #pragma unroll
-    for (int d = 4; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    const float shift = peak == -INFINITY ? 0.f : peak;
-    float weight = cuda::exp2_approx(log2 - shift), total = weight;
+        for (int d = 4; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+        const float shift = peak == -INFINITY ? 0.f : peak;
+        weight = cuda::exp2_approx(log2 - shift);
+        float total = weight;
 #pragma unroll
-    for (int d = 4; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
-    if (there) {
-      const HeadPlace at = place_of(p, unit, first_head + mine);
-      weight *= inverse_with_sink(p, total, shift, at.head) * factor;
-      if (p.lse && part == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+        for (int d = 4; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+        if (there) {
+          const HeadPlace at = place_of(p, unit, first_head + mine);
+          weight *= inverse_with_sink(p, total, shift, at.head) * factor;
+          if (p.lse && part == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (local + h >= end || begin + i >= parts) continue;
+          const float by = __shfl_sync(~0u, weight, h * 8 + part_of(begin + i));
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const std::uint32_t words[4] = {x[h][i][k].x, x[h][i][k].y, x[h][i][k].z, x[h][i][k].w};
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+              const float2 y = __half22float2(reinterpret_cast<const __half2&>(words[w]));
+              sum[h][k][2 * w] += by * y.x, sum[h][k][2 * w + 1] += by * y.y;
+            }
+          }
+        }
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (local + h >= end) continue;
-      float sum[2][8] = {};
-#pragma unroll
-      for (int i = 0; i < Parts; ++i) {
-        if (i >= parts) continue;
-        const float by = __shfl_sync(~0u, weight, h * 8 + (index + i < parts ? index + i : index + i - parts));
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const std::uint32_t words[4] = {x[h][i][k].x, x[h][i][k].y, x[h][i][k].z, x[h][i][k].w};
-#pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            const float2 y = __half22float2(reinterpret_cast<const __half2&>(words[w]));
-            sum[k][2 * w] += by * y.x, sum[k][2 * w + 1] += by * y.y;
-          }
-        }
-      }
       const HeadPlace at = place_of(p, unit, first_head + local + h);
       const std::int64_t to = at.token * p.out_token + at.head * p.out_head + lane * 8;
-      store8(p, to, sum[0]), store8(p, to + 256, sum[1]);
+      store8(p, to, sum[h][0]), store8(p, to + 256, sum[h][1]);
     }
   }
 }
