@@ -86,7 +86,9 @@ __device__ __noinline__ inline void find_uneven_part(const CudaParams& p, int it
 // Whether the parameters alone say what a CTA works on: nothing need be read, so nothing waited for.
 __device__ inline bool plan_is_told(const CudaParams& p) { return p.parts > 0 && p.indices && !p.topk_length; }
 
-__device__ inline int quotient_of(int n, int by) { return by == 1 ? n : n / by; }
+__device__ inline int quotient_of(int n, int by) {
+  return by == 1 ? n : static_cast<int>(static_cast<unsigned>(n) / static_cast<unsigned>(by));
+}
 
 // Before anything is read. Kernels whose CTAs fill a multiprocessor let the next start at once.
 __device__ inline void begin_launch(const CudaParams& p) {
@@ -130,11 +132,10 @@ struct LaneRange {
 };
 __device__ inline LaneRange range_of(const Part& part, int tile) {
   if (part.parts == 1) return {0, part.lanes};
-  // all * i / parts in 32 bits: parts and, of what is left, products with them are few.
   const unsigned parts = static_cast<unsigned>(part.parts), index = static_cast<unsigned>(part.index);
   const unsigned all = static_cast<unsigned>(max(0, part.lanes) + tile - 1) / tile, each = all / parts,
                  left = all - each * parts;
-  const auto upto = [=](unsigned i) { return static_cast<int>(each * i + left * i / parts) * tile; };
+  const auto upto = [=](unsigned i) { return static_cast<int>(each * i + min(left, i)) * tile; };
   return {upto(index), min(part.lanes, upto(index + 1))};
 }
 
