@@ -523,29 +523,45 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     pair_of(s.greatest[group][warp], g) = {z[0], z[1]};
   }
 
+  // Parts that meet leave their shares as f16, each head with a factor of its own.
   __device__ void write(int groups) {
     auto* const s_told = reinterpret_cast<Told*>(s.q[0]);  // no longer needed
     auto* const s_log2 = reinterpret_cast<float*>(s.q[1]);
     const Place place = s.plan.place;
-    const bool cluster = place.part.parts > 1 && p.merge == Merge::cluster;
-    if (cluster) tell_greatest();
+    const bool together = place.part.parts > 1 && p.merge == Merge::together;
+    const bool halves = together || (place.part.parts > 1 && p.merge == Merge::cluster);
+    const std::int64_t partial = partial_row(place, groups);
+    if (halves) tell_greatest();
     join();
     if (thread < 64) {
       const float sum = s.sum[0][thread] + s.sum[1][thread] + s.sum[2][thread] + s.sum[3][thread];
-      s_log2[thread] = s_told[thread].log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
+      const float log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
       float by = sum == 0.f ? 0.f : kOutFactor / sum;
-      if (cluster) {  // a head's greatest value becomes 2^14 or next above it, and is told what it has to become
+      s_log2[thread] = log2;
+      if (halves) {  // a head's greatest value becomes 2^14 or next above it, and is told what it has to become
         float top = 0.f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) top = fmaxf(top, s.greatest[i / 4][i % 4][thread]);
-        const float power = power_of(top);
-        s_told[thread].factor = power * 0x1p-14f * by;
+        const float power = power_of(top), factor = power * 0x1p-14f * by;
+        s_told[thread] = {log2, factor};
         by = 0x1p14f / power;
+        if (together) {
+          p.partial_log2[partial + thread] = log2;
+          p.partial[(partial + thread) * kLatent + HalfPartials::kFactorAt] = factor;
+        }
       }
       factors()[thread] = by;
     }
     join();
-    if (cluster) {
+    if (together) {
+      auto* const to = reinterpret_cast<__half*>(p.partial + partial * kLatent);
+      each_share([=](int head, int column, float y, float z) {
+        *reinterpret_cast<std::uint32_t*>(to + head * (2 * kLatent) + column) = cuda::pack_f16x2(y, z);
+      });
+      meet_parts(p, place, groups, s.todo, thread, join, [&](int i) {
+        add_part<HalfPartials, 4>(p, place, groups, i, thread / 32, kConsumers / 32);
+      });
+    } else if (halves) {
       auto* const s_shares = reinterpret_cast<__half*>(s.weights);
       each_share([=](int head, int column, float y, float z) {
         *reinterpret_cast<std::uint32_t*>(s_shares + head * kHalfStride + column) = cuda::pack_f16x2(y, z);
@@ -556,8 +572,9 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
       each_share([=](int head, int column, float y, float z) {
         *reinterpret_cast<float2*>(s_shares + head * kShareStride + column) = {y, z};
       });
-      write_shares<2>(p, place, groups, s_log2, s_shares, s.todo, thread, kConsumers, join);
+      write_shares(p, place, groups, s_log2, s_shares, thread, kConsumers, join);
     }
+    if (thread == 0) end_launch(p);
   }
 };
 

@@ -123,10 +123,40 @@ __device__ inline Fragment f16_key(const Raw& raw, int k) {
           cuda::e4m3_f16x2<1>(raw.r[2 * k + 1])};
 }
 
-// The shares of this CTA, or of its cluster, to where they belong. `barrier` joins the threads that call.
-template <int AtOnce, class Barrier>
+// Parts that merge through memory, when this one's results are stored: add(i) for each whose heads this CTA adds up.
+// `barrier` joins the threads that call.
+template <class Barrier, class Add>
+__device__ inline void meet_parts(const CudaParams& p, const Place& place, int groups, unsigned& s_todo, int thread,
+                                  Barrier barrier, Add add) {
+  __threadfence();
+  barrier();
+  const int list = (place.item / place.part.parts) * groups + place.group;
+  if (thread == 0) s_todo = Meeting::meet(p.tickets + list, place.part.index, place.part.parts);
+  barrier();
+  __threadfence();
+#pragma unroll 1
+  for (unsigned todo = s_todo; todo != 0; todo &= todo - 1) add(__ffs(static_cast<int>(todo)) - 1);
+}
+// Heads of part i of a unit, of which others may be added up by other parts.
+template <class Partials, int AtOnce>
+__device__ inline void add_part(const CudaParams& p, const Place& place, int groups, int i, int warp, int warps) {
+  constexpr int kHeads = 64;
+  const Part& part = place.part;
+  const int first_head = place.group * kHeads, heads = min(kHeads, p.fold * p.heads - first_head);
+  const std::int64_t step = static_cast<std::int64_t>(groups) * kHeads;
+  add_partials<Partials, AtOnce>(p, part.unit, part.parts, part.first_item * step + first_head, step, first_head,
+                                 heads * i / part.parts, heads * (i + 1) / part.parts, warp, warps);
+}
+// Row of head 0 of the CTA in the partial results.
+__device__ inline std::int64_t partial_row(const Place& place, int groups) {
+  return (static_cast<std::int64_t>(place.item) * groups + place.group) * 64;
+}
+
+// The shares of this CTA, or of its cluster, to where they belong, or as partial results. `barrier` joins the threads
+// that call.
+template <class Barrier>
 __device__ inline void write_shares(const CudaParams& p, const Place& place, int groups, const float* s_log2,
-                                    const float* s_shares, unsigned& s_todo, int thread, int threads, Barrier barrier) {
+                                    const float* s_shares, int thread, int threads, Barrier barrier) {
   constexpr int kHeads = 64;
   const Part& part = place.part;
   const int first_head = place.group * kHeads, heads = min(kHeads, p.fold * p.heads - first_head);
@@ -138,34 +168,17 @@ __device__ inline void write_shares(const CudaParams& p, const Place& place, int
     add_shares<4>(p, part.unit, part.parts, part.index, s_log2, s_shares, first_head, kHeads * part.index / part.parts,
                   min(kHeads * (part.index + 1) / part.parts, heads), warp, warps);
     if (cluster) cuda::cluster_meet();  // until nobody reads here any more
-  } else {
-    const std::int64_t partial = (static_cast<std::int64_t>(place.item) * groups + place.group) * kHeads;
-    if (thread < heads) p.partial_log2[partial + thread] = s_log2[thread];
-    for (int local = warp; local < heads; local += warps)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int column = 128 * k + 4 * lane;
-        *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) =
-            *reinterpret_cast<const float4*>(s_shares + local * kShareStride + column);
-      }
-    if (p.merge == Merge::together) {
-      __threadfence();
-      barrier();
-      const int list = (place.item / part.parts) * groups + place.group;
-      if (thread == 0) s_todo = Meeting::meet(p.tickets + list, part.index, part.parts);
-      barrier();
-      __threadfence();
-      const std::int64_t step = static_cast<std::int64_t>(groups) * kHeads;
-      const std::int64_t base = part.first_item * step + place.group * kHeads;
-#pragma unroll 1
-      for (unsigned todo = s_todo; todo != 0; todo &= todo - 1) {
-        const int i = __ffs(static_cast<int>(todo)) - 1;
-        add_partials<AtOnce>(p, part.unit, part.parts, base, step, first_head, heads * i / part.parts,
-                             heads * (i + 1) / part.parts, warp, warps);
-      }
-    }
+    return;
   }
-  if (thread == 0) end_launch(p);
+  const std::int64_t partial = partial_row(place, groups);
+  if (thread < heads) p.partial_log2[partial + thread] = s_log2[thread];
+  for (int local = warp; local < heads; local += warps)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int column = 128 * k + 4 * lane;
+      *reinterpret_cast<float4*>(p.partial + (partial + local) * kLatent + column) =
+          *reinterpret_cast<const float4*>(s_shares + local * kShareStride + column);
+    }
 }
 
 // Two weights rounded, or what rounding takes from them.

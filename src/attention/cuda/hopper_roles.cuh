@@ -457,7 +457,14 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
     put_shares(values.o, s_shares, values.group, values.row, values.c,
                {s.factor[values.row], s.factor[values.row + 8]});
   }
-  write_shares<2>(p, s.plan.place, groups, s.log2, s_shares, s.todo, Base::own_thread(), Base::kConsumers, join);
+  const int thread = Base::own_thread();
+  const Place& placed = s.plan.place;
+  write_shares(p, placed, groups, s.log2, s_shares, thread, Base::kConsumers, join);
+  if (placed.part.parts > 1 && p.merge == Merge::together)
+    meet_parts(p, placed, groups, s.todo, thread, join, [&](int i) {
+      add_part<FloatPartials, 2>(p, placed, groups, i, thread / 32, Base::kConsumers / 32);
+    });
+  if (thread == 0) end_launch(p);
 #endif
 }
 

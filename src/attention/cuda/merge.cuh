@@ -43,6 +43,17 @@ __device__ inline void store4(const CudaParams& p, std::int64_t to, float4 x) {
   }
 }
 
+__device__ inline void store8(const CudaParams& p, std::int64_t to, const float (&x)[8]) {
+  if (p.out_f32) {
+    auto* const at = reinterpret_cast<float4*>(static_cast<float*>(p.out) + to);
+    at[0] = {x[0], x[1], x[2], x[3]}, at[1] = {x[4], x[5], x[6], x[7]};
+  } else {
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + to) = {
+        cuda::pack_bf16x2(x[0], x[1]), cuda::pack_bf16x2(x[2], x[3]), cuda::pack_bf16x2(x[4], x[5]),
+        cuda::pack_bf16x2(x[6], x[7])};
+  }
+}
+
 // Adds up a thread's columns 4t .. 4t + 3 of every head, part by part; 16 loads in flight, of 16 / Parts heads.
 template <int Parts>
 __device__ inline void add_parts(const CudaParams& p, const float4* from, std::int64_t part_step, int parts, int heads,
@@ -174,16 +185,51 @@ struct Meeting {
   }
 };
 
+// sum += by * x, eight f16.
+__device__ inline void add_halves(float (&sum)[8], float by, uint4 x) {
+  const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 y = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+    sum[2 * i] += by * y.x, sum[2 * i + 1] += by * y.y;
+  }
+}
+
+// How a head's 2 KB of partial results hold its 512 columns: as f32, or as f16 and behind them what they have to be
+// multiplied with.
+struct FloatPartials {
+  using Piece = float4;
+  static constexpr int kColumns = 4;
+  __device__ static float factor(const float*) { return 1.f; }
+  __device__ static void add(float (&sum)[4], float by, float4 x) {
+    sum[0] += by * x.x, sum[1] += by * x.y, sum[2] += by * x.z, sum[3] += by * x.w;
+  }
+  __device__ static void store(const CudaParams& p, std::int64_t to, const float (&x)[4]) {
+    store4(p, to, {x[0], x[1], x[2], x[3]});
+  }
+};
+struct HalfPartials {
+  using Piece = uint4;
+  static constexpr int kColumns = 8, kFactorAt = 256;  // in floats
+  __device__ static float factor(const float* row) { return __ldcg(row + kFactorAt); }
+  __device__ static void add(float (&sum)[8], float by, uint4 x) { add_halves(sum, by, x); }
+  __device__ static void store(const CudaParams& p, std::int64_t to, const float (&x)[8]) { store8(p, to, x); }
+};
+
 // Heads [first, end) of a head group, by a warp each. `base`: the group's first row in the unit's first part. AtOnce
 // parts are on their way at a time.
-template <int AtOnce>
+template <class Partials, int AtOnce>
 __device__ inline void add_partials(const CudaParams& p, int unit, int parts, std::int64_t base, std::int64_t step,
                                     int first_head, int first, int end, int warp, int warps) {
+  constexpr int kColumns = Partials::kColumns, kPieces = 512 / 32 / kColumns;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int local = first + warp; local < end; local += warps) {
     const HeadPlace at = place_of(p, unit, first_head + local);
-    const float log2 = lane < parts ? __ldcg(p.partial_log2 + base + local + lane * step) : -INFINITY;
+    const float* const row = p.partial + (base + local) * 512;
+    const bool there = lane < parts;
+    const float log2 = there ? __ldcg(p.partial_log2 + base + local + lane * step) : -INFINITY;
+    const float factor = there ? Partials::factor(row + lane * step * 512) : 0.f;
     float peak = log2;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
@@ -191,30 +237,29 @@ __device__ inline void add_partials(const CudaParams& p, int unit, int parts, st
     float weight = cuda::exp2_approx(log2 - shift), total = weight;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
-    weight *= inverse_with_sink(p, total, shift, at.head);
+    weight *= inverse_with_sink(p, total, shift, at.head) * factor;
     if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
-    const float4* const from = reinterpret_cast<const float4*>(p.partial) + (base + local) * (512 / 4) + lane;
-    float4 sum[4] = {};
+    const auto* const from = reinterpret_cast<const typename Partials::Piece*>(row) + lane;
+    float sum[kPieces][kColumns] = {};
 #pragma unroll 1
     for (int i = 0; i < parts; i += AtOnce) {
-      float4 x[AtOnce][4];
+      typename Partials::Piece x[AtOnce][kPieces];
 #pragma unroll
       for (int j = 0; j < AtOnce; ++j)
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
+        for (int k = 0; k < kPieces; ++k)
           if (i + j < parts) x[j][k] = __ldcg(from + (i + j) * step * (512 / 4) + k * 32);
 #pragma unroll
       for (int j = 0; j < AtOnce; ++j) {
         const float mine = __shfl_sync(~0u, weight, i + j);
         if (mine != 0.f)  // an empty part has no row: what lies there may be NaN
 #pragma unroll
-          for (int k = 0; k < 4; ++k)
-            sum[k].x += mine * x[j][k].x, sum[k].y += mine * x[j][k].y, sum[k].z += mine * x[j][k].z,
-                sum[k].w += mine * x[j][k].w;
+          for (int k = 0; k < kPieces; ++k) Partials::add(sum[k], mine, x[j][k]);
       }
     }
 #pragma unroll
-    for (int k = 0; k < 4; ++k) store4(p, at.token * p.out_token + at.head * p.out_head + 4 * lane + k * 128, sum[k]);
+    for (int k = 0; k < kPieces; ++k)
+      Partials::store(p, at.token * p.out_token + at.head * p.out_head + kColumns * (lane + 32 * k), sum[k]);
   }
 }
 
@@ -277,17 +322,6 @@ struct Told {
   float log2, factor;
 };
 
-__device__ inline void store8(const CudaParams& p, std::int64_t to, const float (&x)[8]) {
-  if (p.out_f32) {
-    auto* const at = reinterpret_cast<float4*>(static_cast<float*>(p.out) + to);
-    at[0] = {x[0], x[1], x[2], x[3]}, at[1] = {x[4], x[5], x[6], x[7]};
-  } else {
-    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + to) = {
-        cuda::pack_bf16x2(x[0], x[1]), cuda::pack_bf16x2(x[2], x[3]), cuda::pack_bf16x2(x[4], x[5]),
-        cuda::pack_bf16x2(x[6], x[7])};
-  }
-}
-
 // A warp has 8 / Parts heads at a time, of at most Parts parts; of eight parts, four at a time, as code that runs once
 // takes longer than what it waits for.
 template <int Parts>
@@ -343,14 +377,7 @@ __device__ inline void add_half_shares(const CudaParams& p, int unit, int parts,
           if (local + h >= end || begin + i >= parts) continue;
           const float by = __shfl_sync(~0u, weight, h * 8 + part_of(begin + i));
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const std::uint32_t words[4] = {x[h][i][k].x, x[h][i][k].y, x[h][i][k].z, x[h][i][k].w};
-#pragma unroll
-            for (int w = 0; w < 4; ++w) {
-              const float2 y = __half22float2(reinterpret_cast<const __half2&>(words[w]));
-              sum[h][k][2 * w] += by * y.x, sum[h][k][2 * w + 1] += by * y.y;
-            }
-          }
+          for (int k = 0; k < 2; ++k) add_halves(sum[h][k], by, x[h][i][k]);
         }
     }
 #pragma unroll
