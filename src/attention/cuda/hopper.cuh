@@ -558,9 +558,8 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
       each_share([=](int head, int column, float y, float z) {
         *reinterpret_cast<std::uint32_t*>(to + head * (2 * kLatent) + column) = cuda::pack_f16x2(y, z);
       });
-      meet_parts(p, place, groups, s.todo, thread, join, [&](int i) {
-        add_part<HalfPartials, 4>(p, place, groups, i, thread / 32, kConsumers / 32);
-      });
+      meet_parts(p, place, groups, s.todo, thread, join,
+                 [&](int i) { add_part<HalfPartials, 4>(p, place, groups, i, thread / 32, kConsumers / 32); });
     } else if (halves) {
       auto* const s_shares = reinterpret_cast<__half*>(s.weights);
       each_share([=](int head, int column, float y, float z) {

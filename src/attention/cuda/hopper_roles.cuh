@@ -461,9 +461,8 @@ __global__ void __launch_bounds__(cuda::RolesTile::kThreads, 1)
   const Place& placed = s.plan.place;
   write_shares(p, placed, groups, s.log2, s_shares, thread, Base::kConsumers, join);
   if (placed.part.parts > 1 && p.merge == Merge::together)
-    meet_parts(p, placed, groups, s.todo, thread, join, [&](int i) {
-      add_part<FloatPartials, 2>(p, placed, groups, i, thread / 32, Base::kConsumers / 32);
-    });
+    meet_parts(p, placed, groups, s.todo, thread, join,
+               [&](int i) { add_part<FloatPartials, 2>(p, placed, groups, i, thread / 32, Base::kConsumers / 32); });
   if (thread == 0) end_launch(p);
 #endif
 }
