@@ -281,18 +281,20 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
   }
 
   // New peaks from the weights of all four warps, which are made lower by it; what that changes about sums, and about
-  // O: true if anything.
-  __device__ bool settle() {
+  // O: true if anything. `most`: log2 of the greatest weight of head thread % kGroup, by then.
+  __device__ bool settle(float& most) {
     tell_most();
     sync();
     bool changed = false;
     if (const int h = thread % kGroup; h < 64) {
-      const float peak = s.peak[h], z = most_of_head(h) - kWeightLog2 + shift_of(peak);
+      most = most_of_head(h);
+      const float peak = s.peak[h], z = most - kWeightLog2 + shift_of(peak);
       const float next = z > peak + p.slack ? z : peak;  // O is rescaled only where P would grow beyond 2^slack
       const float rescale = next == peak || peak == -INFINITY ? 1.f : cuda::exp2_approx(peak - next);  // of nothing: 1
       changed = rescale != 1.f;
       s.peak[h] = next, s.rescale[h] = rescale;
       s.base[h] = kWeightLog2 - shift_of(next), s.slack[h] = shift_of(next) - shift_of(peak);
+      most -= s.slack[h];
 #pragma unroll
       for (int w = 0; w < 4; ++w) s.sum[w][h] *= rescale;
     }
@@ -306,13 +308,12 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     return changed;
   }
   // What log2 of a weight may be before its rounding to bf16 would show. True: one is more.
-  __device__ bool weigh_heaviest() {
-    tell_most();
+  __device__ bool weigh_heaviest(float most) {
     sync();
     bool heavy = false;
     if (const int h = thread % kGroup; h < 64) {
       const float part = (s.sum[0][h] + s.sum[1][h] + s.sum[2][h] + s.sum[3][h]) / p.heavy;
-      heavy = most_of_head(h) > part;
+      heavy = cuda::exp2_approx(most) > part;
       s.slack[h] = fminf(p.slack + kWeightLog2, log2f(part));
     }
     return any(heavy);
@@ -337,14 +338,15 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     }
     exceeds = any(exceeds);
     bool changed = false;
+    float most = -INFINITY;
     if (exceeds) {
       wait_until_taken(turn);  // what is told of peaks is no longer read
-      changed = settle();
+      changed = settle(most);
     }
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = cuda::exp2_approx(x[i]);
     add_sums();
-    return {changed, exceeds && weigh_heaviest()};
+    return {changed, exceeds && weigh_heaviest(most)};
   }
   // P into shared memory, for turn `turn`; or, the tile's second, what rounding took from it.
   __device__ void tell(int tile, unsigned turn, bool residue, Weighed what) {
