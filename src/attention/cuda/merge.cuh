@@ -322,8 +322,8 @@ struct Told {
   float log2, factor;
 };
 
-// A warp has 8 / Parts heads at a time, of at most Parts parts; of eight parts, four at a time, as code that runs once
-// takes longer than what it waits for.
+// A warp has 8 / Parts heads at a time, of at most Parts parts; of eight parts four at a time, by half the code, which
+// runs once.
 template <int Parts>
 __device__ inline void add_half_shares(const CudaParams& p, int unit, int parts, int index, const Told* s_told,
                                        const __half* s_shares, int first_head, int first, int end, int warp,
@@ -334,6 +334,17 @@ __device__ inline void add_half_shares(const CudaParams& p, int unit, int parts,
   const auto part_of = [=](int i) { return index + i < parts ? index + i : index + i - parts; };
 #pragma unroll 1
   for (int local = first + warp * kHeads; local < end; local += warps * kHeads) {
+    const int mine = local + lane / 8, part = lane % 8;  // eight lanes a head, one a part
+    const bool there = lane / 8 < kHeads && mine < end;
+    float log2 = -INFINITY, factor = 0.f;
+    const auto ask = [&] {
+      if (there && part < parts) {
+        const std::uint32_t told = cuda::cluster_address(cuda::shared_address(&s_told[mine]), part);
+        log2 = cuda::cluster_load(told), factor = cuda::cluster_load(told + 4);
+      }
+    };
+    // Before the shares, behind which it would come last; with few parts a warp has time, and its shares go first.
+    if constexpr (Parts == 8) ask();
     float weight = 0.f, sum[kHeads][2][8] = {};
 #pragma unroll 1
     for (int begin = 0; begin < Parts; begin += kAtOnce) {
@@ -348,14 +359,8 @@ __device__ inline void add_half_shares(const CudaParams& p, int unit, int parts,
           x[h][i][0] = cuda::cluster_load_u4(share), x[h][i][1] = cuda::cluster_load_u4(share + 512);
         }
       }
-      if (begin == 0) {  // meanwhile. Eight lanes a head, one a part
-        const int mine = local + lane / 8, part = lane % 8;
-        const bool there = lane / 8 < kHeads && mine < end;
-        float log2 = -INFINITY, factor = 0.f;
-        if (there && part < parts) {
-          const std::uint32_t told = cuda::cluster_address(cuda::shared_address(&s_told[mine]), part);
-          log2 = cuda::cluster_load(told), factor = cuda::cluster_load(told + 4);
-        }
+      if (begin == 0) {  // meanwhile
+        if constexpr (Parts < 8) ask();
         float peak = log2;
 #pragma unroll
         for (int d = 4; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
