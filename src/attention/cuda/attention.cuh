@@ -484,7 +484,7 @@ struct Attention {
       const HeadPlace at = place_of(p, part.unit, live ? head : 0);
       if (part.parts == 1) {
         s.rescale[local] = inverse_with_sink(p, sum, peak, at.head) * Rows::kValueFactor;
-        if (p.lse && live) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, peak) * kLn2;
+        if (p.lse && live) write_lse(p, at, sum, peak);
       } else {
         s.rescale[local] = sum == 0.f ? 0.f : Rows::kValueFactor / sum;
         if (live) p.partial_log2[partial + local] = log2_of(sum, peak);

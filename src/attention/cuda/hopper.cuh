@@ -90,11 +90,7 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
   static constexpr bool kFirstAlone = true;
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // 504 in all: what 384 threads get at launch
   static constexpr int kReady = 3, kMet = 4, kBoth = 5;                    // barriers, after one of each consumer
-  // Weights and their sums carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of
-  // f32.
-  static constexpr int kWeightLog2 = 56;
   static_assert(Rows::kScaled);
-  static constexpr float kOutFactor = 0x1p120f;
 
   const CudaParams& p;
   Smem& s;
@@ -498,29 +494,21 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
   // |O| that are finite: the greatest of a head into s.greatest.
   __device__ void tell_greatest() {
     float z[16];
-    bool finite = true;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      z[i] = 0.f;
-#pragma unroll
-      for (int b = 0; b < 4; ++b)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) z[i] = fmaxf(z[i], fabsf(o[b][i / 2 * 4 + 2 * r + i % 2]));
-      finite &= z[i] < INFINITY;
-    }
-    if (!finite) {
+    const auto find = [&](auto counted) {
+      bool finite = true;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         z[i] = 0.f;
 #pragma unroll
         for (int b = 0; b < 4; ++b)
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const float y = fabsf(o[b][i / 2 * 4 + 2 * r + i % 2]);
-            z[i] = fmaxf(z[i], y < INFINITY ? y : 0.f);
-          }
+          for (int r = 0; r < 2; ++r) z[i] = fmaxf(z[i], counted(fabsf(o[b][i / 2 * 4 + 2 * r + i % 2])));
+        finite &= z[i] < INFINITY;
       }
-    }
+      return finite;
+    };
+    // Nearly always all are finite, and the second search is code that need not come.
+    if (!find([](float y) { return y; })) find([](float y) { return y < INFINITY ? y : 0.f; });
     halve(z, [](float a, float b) { return fmaxf(a, b); });
     pair_of(s.greatest[group][warp], g) = {z[0], z[1]};
   }
@@ -538,7 +526,7 @@ struct Hopper : Ring<Hopper<Rows>, Rows, HopperSmem<Rows>::kSlots> {
     if (thread < 64) {
       const float sum = s.sum[0][thread] + s.sum[1][thread] + s.sum[2][thread] + s.sum[3][thread];
       const float log2 = log2_of(sum, s.peak[thread] - kWeightLog2);
-      float by = sum == 0.f ? 0.f : kOutFactor / sum;
+      float by = sum == 0.f ? 0.f : kCodeFactor / sum;
       s_log2[thread] = log2;
       if (halves) {  // a head's greatest value becomes 2^14 or next above it, and is told what it has to become
         float top = 0.f;

@@ -89,8 +89,9 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
   static constexpr int kBatch = Tile::kBatch;  // fragments made while as many are multiplied
   static constexpr int kMine = kHeads / 4;     // heads that a thread meets: 8 (i / 2) + 2 c + i % 2
   static constexpr float kSlack = 8.f;         // not p.slack: all warps settle a peak together
-  // P carries this, which with the codes' 2^-120 keeps O far from the ends of f32.
-  static constexpr float kWeightFactor = Rows::kScaled ? 0x1p56f : 1.f, kOutFactor = Rows::kScaled ? 0x1p64f : 1.f;
+  // P carries kCarried, its sums do not.
+  static constexpr float kCarried = Rows::kScaled ? kWeightFactor : 1.f,
+                         kOutFactor = Rows::kScaled ? kCodeFactor / kWeightFactor : 1.f;
   static constexpr bool kFirstAlone = false;
   static constexpr int kReady = 1 + kGroups, kMet = 2 + kGroups;  // barriers, after one of each consumer
 
@@ -375,7 +376,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
       const float2 scale = scales(s_rows, copy);
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
-        float2 z = {y[place(m, 0)] * (scale.x * kWeightFactor), y[place(m, 1)] * (scale.y * kWeightFactor)};
+        float2 z = {y[place(m, 0)] * (scale.x * kCarried), y[place(m, 1)] * (scale.y * kCarried)};
         if constexpr (Residue) {
           z.x -= __bfloat162float(__float2bfloat16_rn(z.x));
           z.y -= __bfloat162float(__float2bfloat16_rn(z.y));
@@ -500,7 +501,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
     float inverse;
     if (part.parts == 1) {
       inverse = inverse_with_sink(p, all, top, at.head);
-      if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(all, top) * kLn2;
+      if (p.lse) write_lse(p, at, all, top);
     } else {
       inverse = all == 0.f ? 0.f : 1.f / all;
       if (p.merge == Merge::cluster) s.log2[local] = log2_of(all, top);
@@ -532,7 +533,7 @@ struct FewHeads : Ring<FewHeads<Rows, Tile>, Rows, Tile::kSlots> {
     for (int i = 0; i < kMostCluster; ++i) total += log2[i] = cuda::exp2_approx(log2[i] - shift_of(top));
     const HeadPlace at = place_of(p, part.unit, first_head + local);
     const float inverse = inverse_with_sink(p, total, top, at.head);
-    if (p.lse) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, top) * kLn2;
+    if (p.lse) write_lse(p, at, total, top);
 #pragma unroll
     for (int i = 0; i < kMostCluster; ++i) part_weight(i, local) = log2[i] * inverse;
   }

@@ -13,6 +13,11 @@
 
 namespace sievemla::stage::attention {
 
+// Weights of fp8 rows carry 2^56, which with the codes' 2^-120 (cuda/mma/e4m3.cuh) keeps O far from the ends of f32; so
+// do their sums with 64 heads.
+inline constexpr int kWeightLog2 = 56;
+inline constexpr float kWeightFactor = 0x1p56f, kCodeFactor = 0x1p120f;
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Heads of fp8 rows, as operands in shared memory: blocks of 64 dimensions, swizzled, the latent made f16, each head

@@ -28,6 +28,10 @@ __device__ inline HeadPlace place_of(const CudaParams& p, int unit, int head) {
 // log2 of sum * 2^peak; nothing selected: {0, -inf}.
 __device__ inline float log2_of(float sum, float peak) { return sum == 0.f ? -INFINITY : peak + log2f(sum); }
 
+__device__ inline void write_lse(const CudaParams& p, HeadPlace at, float sum, float peak) {
+  p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, peak) * kLn2;
+}
+
 // 1 / (sum + sink), relative to the peak; 0 where nothing was selected.
 __device__ inline float inverse_with_sink(const CudaParams& p, float sum, float peak, int head) {
   if (sum == 0.f) return 0.f;
@@ -144,7 +148,7 @@ __device__ inline void merge_if_last(const CudaParams& p, const Part& part, int 
     if (h >= heads) continue;
     const HeadPlace at = place_of(p, part.unit, group * group_heads + h);
     const float inverse = inverse_with_sink(p, sum, shift, at.head);
-    if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(sum, shift) * kLn2;
+    if (p.lse && lane == 0) write_lse(p, at, sum, shift);
 #pragma unroll 1
     for (int i = lane; i < mine; i += 16) weight[i] *= inverse;
   }
@@ -184,6 +188,24 @@ struct Meeting {
     return todo / kGone;
   }
 };
+
+// What parts of a head weigh, by `Lanes` lanes side by side, one a part. `log2`: of the sum of the lane's part; -inf:
+// no part, or no row. `shift` is the greatest, 0 where none has a row.
+struct PartWeight {
+  float shift, weight, total;
+};
+template <int Lanes>
+__device__ inline PartWeight weigh_part(float log2) {
+  float peak = log2;
+#pragma unroll
+  for (int d = Lanes / 2; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+  const float shift = peak == -INFINITY ? 0.f : peak;
+  const float weight = cuda::exp2_approx(log2 - shift);
+  float total = weight;
+#pragma unroll
+  for (int d = Lanes / 2; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+  return {shift, weight, total};
+}
 
 // sum += by * x, eight f16.
 __device__ inline void add_halves(float (&sum)[8], float by, uint4 x) {
@@ -230,15 +252,9 @@ __device__ inline void add_partials(const CudaParams& p, int unit, int parts, st
     const bool there = lane < parts;
     const float log2 = there ? __ldcg(p.partial_log2 + base + local + lane * step) : -INFINITY;
     const float factor = there ? Partials::factor(row + lane * step * 512) : 0.f;
-    float peak = log2;
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-    const float shift = peak == -INFINITY ? 0.f : peak;
-    float weight = cuda::exp2_approx(log2 - shift), total = weight;
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+    auto [shift, weight, total] = weigh_part<32>(log2);
     weight *= inverse_with_sink(p, total, shift, at.head) * factor;
-    if (p.lse && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+    if (p.lse && lane == 0) write_lse(p, at, total, shift);
     const auto* const from = reinterpret_cast<const typename Partials::Piece*>(row) + lane;
     float sum[kPieces][kColumns] = {};
 #pragma unroll 1
@@ -252,7 +268,7 @@ __device__ inline void add_partials(const CudaParams& p, int unit, int parts, st
 #pragma unroll
       for (int j = 0; j < AtOnce; ++j) {
         const float mine = __shfl_sync(~0u, weight, i + j);
-        if (mine != 0.f)  // an empty part has no row: what lies there may be NaN
+        if (mine != 0.f)  // of an empty part, what lies there may be NaN
 #pragma unroll
           for (int k = 0; k < kPieces; ++k) Partials::add(sum[k], mine, x[j][k]);
       }
@@ -296,7 +312,7 @@ __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int 
     for (int d = kMostCluster / 2; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
     total = __shfl_sync(~0u, total, 0);
     weight *= inverse_with_sink(p, total, shift, at.head);
-    if (p.lse && column == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+    if (p.lse && column == 0) write_lse(p, at, total, shift);
     float4 sum[Blocks] = {};
 #pragma unroll 4
     for (int i = 0; i < parts; ++i) {
@@ -315,8 +331,9 @@ __device__ inline void add_shares(const CudaParams& p, int unit, int parts, int 
   }
 }
 
-// The same from shares in f16, with half the bytes: CTAs read each other's shared memory at 3.3 TB/s in all. A head's
-// values have a factor of their own, a power of two, s_told[head] = {log2 of the sum, factor}.
+// The same from shares in f16, with half the bytes: CTAs read each other's shared memory at 3.3 TB/s in all. They are a
+// head's O over a power of two of its own, not normalised: s_told[head] has log2 of the sum, and the factor that makes
+// them the result.
 inline constexpr int kHalfStride = 512 + 8;
 struct Told {
   float log2, factor;
@@ -361,18 +378,12 @@ __device__ inline void add_half_shares(const CudaParams& p, int unit, int parts,
       }
       if (begin == 0) {  // meanwhile
         if constexpr (Parts < 8) ask();
-        float peak = log2;
-#pragma unroll
-        for (int d = 4; d > 0; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-        const float shift = peak == -INFINITY ? 0.f : peak;
-        weight = cuda::exp2_approx(log2 - shift);
-        float total = weight;
-#pragma unroll
-        for (int d = 4; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+        const PartWeight found = weigh_part<kMostCluster>(log2);
+        weight = found.weight;
         if (there) {
           const HeadPlace at = place_of(p, unit, first_head + mine);
-          weight *= inverse_with_sink(p, total, shift, at.head) * factor;
-          if (p.lse && part == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+          weight *= inverse_with_sink(p, found.total, found.shift, at.head) * factor;
+          if (p.lse && part == 0) write_lse(p, at, found.total, found.shift);
         }
       }
 #pragma unroll
@@ -406,7 +417,7 @@ __device__ inline void weigh_parts(const CudaParams& p, const float* log2s, std:
   const float inverse = inverse_with_sink(p, total, shift, at.head);
 #pragma unroll 1
   for (int i = lane; i < parts; i += 32) s_weight[i] *= inverse;
-  if (p.lse && tells && lane == 0) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(total, shift) * kLn2;
+  if (p.lse && tells && lane == 0) write_lse(p, at, total, shift);
 }
 
 // A CTA adds up 512 / gridDim.y columns of a head: a warp 128 of them over some of the parts, every other, every fourth

@@ -79,7 +79,9 @@ struct CudaParams {
   // each CTA works out the plan from the lengths: parts as long as spreads all units' tiles over `target` CTAs.
   int parts, target;
   Merge merge;
-  float* partial;  // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order
+  // [items][head groups][heads of a group][512], normalised; items are the parts of all units in order. Of 64 heads of
+  // fp8 rows that merge together, HalfPartials instead (merge.cuh).
+  float* partial;
   UnitParts* unit_parts;  // [units]: what the CTAs found, for merge_kernel; of unequal parts only
   float* partial_log2;    // [items][head groups][heads of a group]: log2 of the sum of exp; -inf: nothing, and no row
   unsigned* tickets;      // [units][head groups]

@@ -37,7 +37,8 @@ __device__ inline std::uint32_t finite_bf16x2(std::uint32_t x) {
 //   key, value:  fragment 0 or 1 of what was loaded
 //   value_row:   the row of the 16 whose address a lane gives to load_values
 //   clear_not_finite: a warp makes a number of what is none in a row's values
-//   query_step:  a query's step of 16, as wgmma reads it from shared memory beside key fragments
+//   query_step:  a query's step of 16, as shared memory has it beside key fragments (turns.cuh; ScaledHeads in
+//                hopper_heads.cuh has the same order)
 // Loading is apart from converting, so that loads can run ahead.
 struct Raw {
   std::uint32_t r[8];
@@ -99,9 +100,9 @@ struct Bf16Rows {
 
 // e4m3 latent | 4 x f32 scale | bf16 rope.
 //
-// A code becomes a bf16 of value * 2^-120 (cuda/mma/e4m3.cuh). Q carries 2^64 and P 2^48 to keep sums far from the ends
-// of f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to 2^70; in the
-// loops of sm_90 by wgmma, whose weights carry 2^56 and may be 2^8, below 2^63.
+// A code becomes a bf16 of value * 2^-120 (cuda/mma/e4m3.cuh). By mma.sync Q carries 2^64 and P 2^48 to keep sums far
+// from the ends of f32; the rest is made up for where the scale meets the score, and in the end. Exact for scales up to
+// 2^70; in the loops of sm_90 by wgmma, whose weights carry 2^56 (hopper_heads.cuh) and may be 2^8, below 2^63.
 template <int Rope>
 struct Fp8Rows {
   using Map = kv::Fp8Row<Rope>;

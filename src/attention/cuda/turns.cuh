@@ -547,7 +547,7 @@ struct Turns {
     float inverse;
     if (part.parts == 1) {
       inverse = inverse_with_sink(p, all, top, at.head);
-      if (p.lse && exists) p.lse[at.token * p.lse_token + at.head * p.lse_head] = log2_of(all, top) * kLn2;
+      if (p.lse && exists) write_lse(p, at, all, top);
     } else {
       inverse = all == 0.f ? 0.f : 1.f / all;
       if (exists) p.partial_log2[partial + local] = log2_of(all, top);
